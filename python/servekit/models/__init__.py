@@ -1,0 +1,1 @@
+"""Models: their files, layers and weights."""
