@@ -1,0 +1,140 @@
+//! One frame, owned, without copying what a caller already owns.
+
+use std::ffi::c_void;
+use std::fmt;
+use std::mem::MaybeUninit;
+use std::ops::Deref;
+use std::sync::Arc;
+
+use crate::error::{Result, check};
+use crate::ffi::{self, ZmqMsg};
+
+/// Bytes that a frame can be made of without a copy: they stay alive until libzmq has written them.
+pub type SharedBytes = Arc<dyn AsRef<[u8]> + Send + Sync>;
+
+/// A frame. Small ones are copied into it, large ones keep the vector or the shared bytes they came from.
+pub struct Message(ZmqMsg);
+
+/// Below this many bytes a copy is cheaper than an allocation that another thread frees.
+const COPY_BELOW: usize = 256;
+
+// SAFETY: a zmq_msg_t may be handed to another thread; it is not used by two at once, for `&self` only reads.
+unsafe impl Send for Message {}
+// SAFETY: as above, all methods on `&self` only read.
+unsafe impl Sync for Message {}
+
+unsafe extern "C" fn free_vec(_data: *mut c_void, hint: *mut c_void) {
+    // SAFETY: `hint` is the Box<Vec<u8>> that `From<Vec<u8>>` leaked for this message; libzmq calls this once.
+    drop(unsafe { Box::from_raw(hint.cast::<Vec<u8>>()) });
+}
+
+unsafe extern "C" fn free_shared(_data: *mut c_void, hint: *mut c_void) {
+    // SAFETY: `hint` is the Box<SharedBytes> that `from_shared` leaked for this message; libzmq calls this once.
+    drop(unsafe { Box::from_raw(hint.cast::<SharedBytes>()) });
+}
+
+impl Message {
+    /// An empty frame, to receive into.
+    pub fn new() -> Self {
+        let mut msg = MaybeUninit::<ZmqMsg>::uninit();
+        // SAFETY: zmq_msg_init writes the whole struct and can't fail.
+        unsafe {
+            ffi::zmq_msg_init(msg.as_mut_ptr());
+            Self(msg.assume_init())
+        }
+    }
+
+    /// A frame with a copy of `data`.
+    pub fn copy_of(data: &[u8]) -> Self {
+        let mut msg = MaybeUninit::<ZmqMsg>::uninit();
+        // SAFETY: zmq_msg_init_size fails only without memory, where Rust aborts too; the copy fits what was asked for.
+        unsafe {
+            assert_eq!(ffi::zmq_msg_init_size(msg.as_mut_ptr(), data.len()), 0, "out of memory");
+            let to = ffi::zmq_msg_data(msg.as_mut_ptr()).cast::<u8>();
+            std::ptr::copy_nonoverlapping(data.as_ptr(), to, data.len());
+            Self(msg.assume_init())
+        }
+    }
+
+    /// A frame over bytes that others share: nothing is copied, the last owner frees them.
+    pub fn from_shared(data: SharedBytes) -> Self {
+        let bytes: &[u8] = (*data).as_ref();
+        let (ptr, len) = (bytes.as_ptr().cast_mut().cast::<c_void>(), bytes.len());
+        let hint = Box::into_raw(Box::new(data)).cast::<c_void>();
+        Self::over(ptr, len, free_shared, hint)
+    }
+
+    fn over(data: *mut c_void, len: usize, free: ffi::FreeFn, hint: *mut c_void) -> Self {
+        let mut msg = MaybeUninit::<ZmqMsg>::uninit();
+        // SAFETY: `hint` owns `data`, which neither moves nor changes until `free` is called with it.
+        unsafe {
+            assert_eq!(ffi::zmq_msg_init_data(msg.as_mut_ptr(), data, len, free, hint), 0, "out of memory");
+            Self(msg.assume_init())
+        }
+    }
+
+    pub(crate) fn as_mut_ptr(&mut self) -> *mut ZmqMsg {
+        &raw mut self.0
+    }
+
+    pub(crate) fn recv(socket: *mut c_void, flags: i32) -> Result<(Self, bool)> {
+        let mut msg = Self::new();
+        // SAFETY: `socket` is open, `msg` initialized.
+        check(unsafe { ffi::zmq_msg_recv(msg.as_mut_ptr(), socket, flags) })?;
+        // SAFETY: `msg` was just received.
+        let more = unsafe { ffi::zmq_msg_more(&raw const msg.0) } != 0;
+        Ok((msg, more))
+    }
+}
+
+impl Default for Message {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl From<Vec<u8>> for Message {
+    fn from(data: Vec<u8>) -> Self {
+        if data.len() < COPY_BELOW {
+            return Self::copy_of(&data);
+        }
+        let mut boxed = Box::new(data);
+        let (ptr, len) = (boxed.as_mut_ptr().cast::<c_void>(), boxed.len());
+        Self::over(ptr, len, free_vec, Box::into_raw(boxed).cast::<c_void>())
+    }
+}
+
+impl Deref for Message {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        let msg = (&raw const self.0).cast_mut();
+        // SAFETY: data and size describe one initialized buffer that lives as long as the message; both calls only read.
+        unsafe {
+            let len = ffi::zmq_msg_size(msg);
+            if len == 0 {
+                return &[];
+            }
+            std::slice::from_raw_parts(ffi::zmq_msg_data(msg).cast::<u8>(), len)
+        }
+    }
+}
+
+impl AsRef<[u8]> for Message {
+    fn as_ref(&self) -> &[u8] {
+        self
+    }
+}
+
+impl fmt::Debug for Message {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Message({} bytes)", self.len())
+    }
+}
+
+impl Drop for Message {
+    fn drop(&mut self) {
+        // SAFETY: the message is initialized, and closed only here; a sent one is an empty one.
+        unsafe { ffi::zmq_msg_close(self.as_mut_ptr()) };
+    }
+}
