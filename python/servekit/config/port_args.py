@@ -1,0 +1,47 @@
+"""Where the processes of one server find each other."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class PortArgs(msgspec.Struct, kw_only=True, frozen=True):
+    """Addresses and epochs of one server's life, told by main.
+
+    Attributes:
+        run_dir: folder of the sockets, mode 0700.
+        main_pid: process id of main; shared memory segments carry it in their names.
+        host, port: address on which HTTP listens, with the port that was really bound.
+        state_page: name of the state page's segment.
+        info: name of the segment with `SchedulerInfo`; it exists once every rank is ready.
+        control_epoch: epoch of the control process.
+        worker_epochs: epoch of each HTTP worker.
+        rank_epochs: epoch of each rank.
+        tokenizer_file: `tokenizer.json` that workers, control and ranks load.
+    """
+
+    run_dir: str
+    main_pid: int
+    host: str
+    port: int
+    state_page: str
+    info: str
+    control_epoch: int
+    worker_epochs: list[int]
+    rank_epochs: list[int]
+    tokenizer_file: str
+
+    def address(self, name: str) -> str:
+        """ZeroMQ address of a socket in the run directory, such as `ingress.ipc`."""
+        return f"ipc://{self.run_dir}/{name}"
+
+
+INGRESS = "ingress.ipc"
+"""Socket on which control receives from the HTTP workers."""
+EGRESS = "egress.ipc"
+"""Socket on which control receives from the ranks."""
+
+
+def rank_ipc(rank: int) -> str:
+    """File name of the socket on which a rank receives."""
+    return f"rank{rank}.ipc"

@@ -1,0 +1,178 @@
+"""The first thing that runs in every child, and what it hands to the role: `python -m servekit.runtime.child`.
+
+Arguments: role, index, and a JSON object with what main passes (`Boot`).
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn
+
+import msgspec
+from setproctitle import setproctitle
+
+from servekit import _core
+from servekit.config import Config, SchedulerInfo
+from servekit.runtime import logs
+from servekit.runtime.channel import Channel
+from servekit.runtime.shared_memory import read_from_shared_memory, segment_name, segment_path
+
+logger = logging.getLogger("servekit.runtime")
+
+CONTROL, HTTP, SCHEDULER = "control", "http", "scheduler"
+
+
+class Boot(msgspec.Struct, frozen=True):
+    """What main tells a child on its command line.
+
+    Attributes:
+        main_pid: process id of main.
+        epoch: which life of this role and index this is, from 1.
+        config: name of the segment with `Config`.
+        run_dir: folder that control removes when main has died.
+        channel, death_pipe: descriptors of the line to main and of the read end of the death pipe.
+        listener: descriptor of an HTTP worker's listening socket, -1 for other roles.
+    """
+
+    main_pid: int
+    epoch: int
+    config: str
+    run_dir: str
+    channel: int
+    death_pipe: int
+    listener: int = -1
+
+
+def title_of(role: str, index: int) -> str:
+    """Process title of a child."""
+    return {
+        CONTROL: "servekit::control",
+        HTTP: f"servekit::http[{index}]",
+        SCHEDULER: f"servekit::scheduler[dp={index}]",
+    }[role]
+
+
+class ChildContext:
+    """A child's view of the server.
+
+    Attributes:
+        role, index: which child this is: control, http or scheduler, and its number.
+        title: the process title.
+        epoch: which life of that child this is, from 1.
+        config: flags, addresses and model.
+        state_page: the state page that all processes share.
+        listener: an HTTP worker's listening socket, None for other roles.
+    """
+
+    def __init__(self, role: str, index: int, boot: Boot, config: Config, channel: Channel) -> None:
+        self.role, self.index, self.title = role, index, title_of(role, index)
+        self.epoch = boot.epoch
+        self.config = config
+        self.state_page = _core.StatePage.open(config.port_args.state_page)
+        self.listener = socket.socket(fileno=boot.listener) if boot.listener >= 0 else None
+        self._channel = channel
+
+    def ready(self, info: dict[str, Any]) -> None:
+        """Tell main that this process can serve; for a rank, `info` is its `Rank.info`."""
+        self._channel.send({"event": "ready", "info": info})
+
+    def progress(self, done: float, total: float, what: str) -> None:
+        """Tell main how far a long start has come, as `done` of `total`; `what` is one word such as weights."""
+        self._channel.send({"event": "progress", "done": done, "total": total, "what": what})
+
+    def fail(self, message: str) -> NoReturn:
+        """End this process with status 1; `message` is the one line that the operator reads."""
+        self._channel.send({"event": "failed", "message": message})
+        raise SystemExit(1)
+
+    def commands(self) -> Iterator[dict[str, Any]]:
+        """Main's commands as they come, for a thread of its own; ends when main is gone.
+
+        Each is an object with `command`: `stop` ends the process; HTTP workers get `fail_streams`, control gets
+        `fail_all`, both with `message`; control gets `rank_up` and `rank_down` with `rank`, `epoch` and `pid`.
+        """
+        while not self._channel.closed:
+            yield from self._channel.receive(wait=True)
+
+    def fileno(self) -> int:
+        """Descriptor that is readable when `take_commands` has something to do, for an event loop."""
+        return self._channel.fileno()
+
+    def take_commands(self) -> list[dict[str, Any]]:
+        """Commands that have arrived, without waiting; see `commands`."""
+        return self._channel.receive()
+
+    def scheduler_info(self) -> SchedulerInfo | None:
+        """What the ranks reported when they were ready; None until all are."""
+        name = self.config.port_args.info
+        return read_from_shared_memory(name, SchedulerInfo) if segment_path(name).exists() else None
+
+
+def main() -> NoReturn:
+    """Entry of a child process; never returns."""
+    # Main decides when children end. It blocks these signals while it starts one, so none got through before.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    role, index = sys.argv[1], int(sys.argv[2])
+    boot = msgspec.json.decode(sys.argv[3], type=Boot)
+    channel = Channel(socket.socket(fileno=boot.channel))
+    setproctitle(title_of(role, index))
+    _follow_parent(role, boot)
+    faulthandler.enable()
+    status = 1
+    try:
+        config = read_from_shared_memory(boot.config, Config)
+        args = config.server_args
+        logs.configure(title_of(role, index), boot.epoch, args.log_level, args.log_format)
+        _entry(role)(ChildContext(role, index, boot, config, channel))
+        status = 0
+    except SystemExit as error:
+        status = error.code if isinstance(error.code, int) else 1
+    except BaseException:
+        logger.exception("%s ends because of an error that it did not expect", title_of(role, index))
+    logging.shutdown()
+    sys.stdout.flush()
+    # Threads and destructors of libraries get no say in when this process ends.
+    os._exit(status)
+
+
+def _follow_parent(role: str, boot: Boot) -> None:
+    """End with main, whichever way main ends."""
+    owned: list[str] = []
+    if role == CONTROL:
+        # Killed by the parent-death signal, control could not clean up behind main.
+        owned = [str(segment_path(segment_name(boot.main_pid, what))) for what in ("info", "state")]
+        owned += [boot.run_dir, str(segment_path(boot.config))]
+    else:
+        _core.set_parent_death_signal(signal.SIGKILL)
+    _core.watch_death_pipe(boot.death_pipe, owned)
+    if role != CONTROL and os.getppid() != boot.main_pid:
+        # Main died before the signal was set; control learns it from the pipe.
+        os._exit(1)
+
+
+def _entry(role: str) -> Callable[[ChildContext], None]:
+    """The role's entry; a child imports only what its own role needs."""
+    if role == CONTROL:
+        from servekit.control.process import run
+    elif role == HTTP:
+        from servekit.http.worker import run
+    elif role == SCHEDULER:
+        from servekit.scheduler.process import run
+    else:
+        raise ValueError(f"unknown role {role!r}")
+    return run
+
+
+if __name__ == "__main__":
+    # Run as the importable module, or there would be two of each class.
+    from servekit.runtime.child import main as run_main
+
+    run_main()

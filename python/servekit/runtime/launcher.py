@@ -1,0 +1,141 @@
+"""Main's side of a child: start it, hear it, see it die, end it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from typing import Any
+
+import msgspec
+
+from servekit.runtime.channel import Channel
+from servekit.runtime.child import CONTROL, HTTP, SCHEDULER, Boot, title_of
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+SCHEDULER_ENV = {
+    # glibc gives large temporaries back to the kernel at once and faults them in again at every step; kept, gathering
+    # pages and attention took a quarter of the time.
+    "MALLOC_MMAP_THRESHOLD_": "4294967296",
+    "MALLOC_TRIM_THRESHOLD_": "8589934592",
+    "MALLOC_TOP_PAD_": "67108864",
+}
+
+
+class DeathPipe:
+    """A pipe whose write end only main holds: its end of file tells the children that main is gone."""
+
+    def __init__(self) -> None:
+        self.read_end, self._write_end = os.pipe()
+
+    def close(self) -> None:
+        """End every child that still listens to it."""
+        os.close(self.read_end)
+        os.close(self._write_end)
+
+
+class Child:
+    """A running child.
+
+    Attributes:
+        role, index, epoch, title: which one it is.
+        pid: its process id; safe to signal until `reap` has returned a status.
+        pidfd: descriptor that is readable when it has ended, -1 where the system has none.
+        channel: the line to it.
+        started: when it was started, in seconds of the monotonic clock.
+        ready_after: seconds from start to ready, None before that.
+        info: what it told when it was ready.
+        announced: control was told of this rank.
+        failure: the line with which it gave up its start.
+        last_news: when it was last heard of, in seconds of the monotonic clock.
+        status: exit status, negative for a signal; None while it runs.
+    """
+
+    def __init__(self, role: str, index: int, boot: Boot, listener: socket.socket | None = None) -> None:
+        """Start it from the main thread: the parent-death signal is tied to the thread that forks.
+
+        Args:
+            role, index: which child.
+            boot: what it is told, without the descriptors of its channel and listener.
+            listener: an HTTP worker's socket; the caller closes its copy.
+        """
+        self.role, self.index, self.epoch = role, index, boot.epoch
+        self.title = title_of(role, index)
+        self.started = self.last_news = time.monotonic()
+        self.ready_after: float | None = None
+        self.info: dict[str, Any] = {}
+        self.announced = False
+        self.failure: str | None = None
+        self.status: int | None = None
+        ours, theirs = socket.socketpair()
+        passed = [theirs.fileno(), boot.death_pipe]
+        if listener is not None:
+            passed.append(listener.fileno())
+        boot = msgspec.structs.replace(
+            boot, channel=theirs.fileno(), listener=-1 if listener is None else listener.fileno()
+        )
+        arguments = [role, str(index), msgspec.json.encode(boot).decode()]
+        # Blocked signals stay blocked across exec, so none can end a child before it ignores them.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "servekit.runtime.child", *arguments],
+                stdin=subprocess.DEVNULL,
+                pass_fds=passed,
+                env={**os.environ, **SCHEDULER_ENV} if role == SCHEDULER else None,
+            )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            theirs.close()
+        self.pid = self._process.pid
+        # Where there are no pidfds, the end of the channel tells the same, only not of a process that hangs in exit.
+        self.pidfd = os.pidfd_open(self.pid) if hasattr(os, "pidfd_open") else -1
+        self.channel = Channel(ours)
+
+    def command(self, command: str, **fields: Any) -> bool:
+        """Send a command; False if the child can't hear it any more."""
+        return not self.channel.closed and self.channel.send({"command": command, **fields})
+
+    def reap(self) -> int | None:
+        """Exit status if it has ended, negative for a signal, else None."""
+        if self.status is None:
+            self.status = self._process.poll()
+        return self.status
+
+    def kill(self) -> None:
+        """SIGKILL, if it still runs."""
+        if self.reap() is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+
+    def wait(self, timeout: float) -> int | None:
+        """Wait at most that many seconds for its end; its status, or None if it still runs."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout)
+        return self.reap()
+
+    def close(self) -> None:
+        """Let go of the descriptors, once it has ended."""
+        self.channel.close()
+        if self.pidfd >= 0:
+            os.close(self.pidfd)
+            self.pidfd = -1
+
+    def how_it_ended(self) -> str:
+        """Status or signal in words, such as `was killed by SIGKILL`."""
+        if self.status is None:
+            return "still runs"
+        if self.status < 0:
+            try:
+                return f"was killed by {signal.Signals(-self.status).name}"
+            except ValueError:
+                return f"was killed by signal {-self.status}"
+        return f"ended with status {self.status}"
+
+
+__all__ = ["CONTROL", "HTTP", "SCHEDULER", "Child", "DeathPipe"]

@@ -1,0 +1,47 @@
+"""How far a long start has come: a bar on a terminal, a line now and then elsewhere."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from typing import Any
+
+logger = logging.getLogger("servekit.runtime")
+
+LINE_EVERY_S = 2.0
+
+
+class Progress:
+    """Shows `done` of `total` per title; the bars vanish when they are full."""
+
+    def __init__(self) -> None:
+        self._bars: dict[str, Any] = {}
+        self._last_line: dict[str, float] = {}
+
+    def show(self, title: str, done: float, total: float, what: str) -> None:
+        """Take a report; `title` and `what` name the thing that moves."""
+        key = f"{title} {what}"
+        if sys.stderr.isatty():
+            self._bar(key, done, total)
+        elif done >= total or time.monotonic() - self._last_line.get(key, 0.0) >= LINE_EVERY_S:
+            self._last_line[key] = time.monotonic()
+            logger.info("%s: %.0f %%", key, 100 * done / max(total, 1e-9))
+
+    def _bar(self, key: str, done: float, total: float) -> None:
+        from tqdm import tqdm
+
+        bar = self._bars.get(key)
+        if bar is None:
+            form = "{desc}: {percentage:3.0f}% |{bar}| {elapsed} < {remaining}"
+            bar = tqdm(total=total, desc=key, position=len(self._bars), leave=False, bar_format=form, file=sys.stderr)
+            self._bars[key] = bar
+        bar.update(done - bar.n)
+        if done >= total:
+            bar.close()
+
+    def close(self) -> None:
+        """Remove what is left of the bars."""
+        for bar in self._bars.values():
+            bar.close()
+        self._bars.clear()

@@ -1,0 +1,126 @@
+"""How a server ends: after a drain, at once, or because a child died. Every stream in reach gets its terminal event."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from servekit.runtime.launcher import HTTP, SCHEDULER, Child
+from servekit.runtime.phase import Phase
+from servekit.runtime.watch import Ended, Signal
+
+if TYPE_CHECKING:
+    from servekit.runtime.supervisor import Server
+
+logger = logging.getLogger("servekit.runtime")
+
+OK, DIED = 0, 1
+
+FAIL_S = 1.2
+"""How long the streams may take to send their error events."""
+STOP_S = 1.0
+"""How long the children may take to end after `stop`; with `FAIL_S` it makes the 3 s that a shutdown may last."""
+LOOK_EVERY_S = 0.02
+"""How often the open requests are counted while they run out."""
+REPEAT_S = 0.25
+"""How often the order to fail is repeated, for requests that were on their way when it came."""
+
+
+def drain(server: Server) -> int:
+    """Let running requests finish, up to the drain timeout; take no new ones.
+
+    Returns:
+        Exit status: 0, also when the time was up; 130 after Ctrl-C meanwhile; 1 when a child died meanwhile.
+    """
+    server.state_page.phase = Phase.DRAINING
+    timeout = server.args.drain_timeout
+    logger.info("draining: %d open requests get up to %g s", server.open_requests(), timeout)
+    deadline = time.monotonic() + timeout
+    while server.open_requests() and time.monotonic() < deadline:
+        for event in server.watch.wait(LOOK_EVERY_S):
+            if isinstance(event, Signal):
+                at_once(server, "the server was told twice to stop")
+                return 130 if event.number == signal.SIGINT else OK
+            if isinstance(event, Ended):
+                return after_death(server, event.child)
+    at_once(server, f"the server shuts down and its drain timeout of {timeout:g} s has passed")
+    return OK
+
+
+def at_once(server: Server, reason: str) -> None:
+    """End every stream with an error event, then every child, within 3 s."""
+    server.state_page.phase = Phase.STOPPING
+    _fail_streams(server, reason)
+    end_children(server, STOP_S)
+
+
+def after_death(server: Server, dead: Child) -> int:
+    """Log a child's death, end the streams with an error event, end the rest.
+
+    Returns:
+        Exit status 1.
+    """
+    logger.error("%s (pid %d) %s; the server ends", dead.title, dead.pid, dead.how_it_ended())
+    control = server.control
+    if dead.role == SCHEDULER and control is not None:
+        control.command("rank_down", rank=dead.index, epoch=dead.epoch, pid=dead.pid)
+    at_once(server, f"{dead.title} died and the server ends")
+    return DIED
+
+
+def _fail_streams(server: Server, reason: str) -> None:
+    """Order error events and wait until they are out. Control's shards send them; without it, the workers do."""
+    deadline = time.monotonic() + FAIL_S
+    repeat_at = 0.0
+    while server.open_requests() and (now := time.monotonic()) < deadline:
+        if now >= repeat_at:
+            repeat_at = now + REPEAT_S
+            _order_failure(server, reason)
+        for event in server.watch.wait(LOOK_EVERY_S):
+            if isinstance(event, Ended):
+                logger.error("%s (pid %d) %s", event.child.title, event.child.pid, event.child.how_it_ended())
+                repeat_at = 0.0
+            elif isinstance(event, Signal):
+                return
+
+
+def _order_failure(server: Server, reason: str) -> None:
+    control = server.control
+    if control is not None and control.command("fail_all", message=reason):
+        return
+    for worker in server.of(HTTP):
+        worker.command("fail_streams", message=reason)
+
+
+def end_children(server: Server, grace_s: float) -> None:
+    """Tell every living child to stop, then kill those that still run.
+
+    Args:
+        server: whose children.
+        grace_s: seconds between the word and the kill; 0 kills at once.
+    """
+
+    def living() -> list[Child]:
+        return [child for child in server.children if child.reap() is None]
+
+    if grace_s > 0:
+        for child in living():
+            child.command("stop")
+        _wait_until(lambda: not living(), server, grace_s)
+    for child in living():
+        if grace_s > 0:
+            logger.warning("%s (pid %d) did not stop within %g s and is killed", child.title, child.pid, grace_s)
+        child.kill()
+    for child in living():
+        # SIGKILL can't be refused; only the kernel itself may take its time.
+        child.wait(5.0)
+
+
+def _wait_until(done: Callable[[], bool], server: Server, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not done() and (left := deadline - time.monotonic()) > 0:
+        if any(isinstance(event, Signal) for event in server.watch.wait(left)):
+            return

@@ -1,0 +1,139 @@
+"""From started children to a server that answers: who is ready, how long it took, what it can hold."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shlex
+import time
+from typing import TYPE_CHECKING, Any
+
+from servekit.config import SchedulerInfo
+from servekit.runtime.launcher import SCHEDULER, Child
+from servekit.runtime.listen import url_of
+from servekit.runtime.phase import Phase
+from servekit.runtime.progress import Progress
+from servekit.runtime.watch import Ended, Message, Signal
+
+if TYPE_CHECKING:
+    from servekit.runtime.supervisor import Server
+
+logger = logging.getLogger("servekit.runtime")
+
+SILENCE_S = {"control": 60.0, "http": 60.0, "scheduler": 600.0}
+"""How long a child may take to its next sign of life while it starts."""
+
+GREETING_S = 10.0
+"""How long control may take to see a rank that said that it is ready."""
+
+
+class StartError(RuntimeError):
+    """The server can't start; the text is the one line that the operator reads."""
+
+
+def start(server: Server) -> int | None:
+    """Wait until every child is ready and every rank active, then open the doors.
+
+    Returns:
+        None when the server is ready; the number of a signal that ended the start.
+
+    Raises:
+        StartError: a child failed, died or said nothing for too long.
+    """
+    progress = Progress()
+    try:
+        while waiting := [child for child in server.children if child.ready_after is None]:
+            first = min(waiting, key=_deadline)
+            left = _deadline(first) - time.monotonic()
+            if left <= 0:
+                raise StartError(f"{first.title} (pid {first.pid}) gave no sign of life for {SILENCE_S[first.role]:g} s")
+            for event in server.watch.wait(left):
+                if isinstance(event, Signal):
+                    return event.number
+                _take(server, event, progress)
+    finally:
+        progress.close()
+    ranks = sorted((c for c in server.children if c.role == SCHEDULER), key=lambda c: c.index)
+    server.publish(SchedulerInfo([child.info for child in ranks]))
+    deadline = time.monotonic() + GREETING_S
+    while not all(server.state_page.active_ranks()):
+        if time.monotonic() > deadline:
+            late = [ranks[i].title for i, active in enumerate(server.state_page.active_ranks()) if not active]
+            raise StartError(f"control has not heard from {', '.join(late)} within {GREETING_S:g} s")
+        for event in server.watch.wait(0.005):
+            if isinstance(event, Signal):
+                return event.number
+            _take(server, event, progress)
+    server.state_page.phase = Phase.READY
+    server.state_page.mark_ready()
+    return None
+
+
+def _deadline(child: Child) -> float:
+    return child.last_news + SILENCE_S[child.role]
+
+
+def _take(server: Server, event: Message | Ended, progress: Progress) -> None:
+    child = event.child
+    if isinstance(event, Ended):
+        reason = child.failure or f"{child.title} (pid {child.pid}) {child.how_it_ended()} before it was ready"
+        raise StartError(reason)
+    body = event.body
+    match body.get("event"):
+        case "ready":
+            child.ready_after = time.monotonic() - child.started
+            child.info = body.get("info") or {}
+            logger.info("%s ready in %.2f s", child.title, child.ready_after)
+            _tell_ranks(server)
+        case "progress":
+            progress.show(child.title, body["done"], body["total"], body["what"])
+        case "failed":
+            child.failure = body.get("message")
+        case other:
+            raise StartError(f"{child.title} said {other!r}, which main does not know")
+
+
+def _tell_ranks(server: Server) -> None:
+    """Tell control of ranks that are ready, as soon as both sides are."""
+    control = server.control
+    if control is None or control.ready_after is None:
+        return
+    for child in server.of(SCHEDULER):
+        if child.ready_after is not None and not child.announced:
+            child.announced = control.command("rank_up", rank=child.index, epoch=child.epoch, pid=child.pid)
+
+
+def announce(server: Server, took: float) -> None:
+    """Say what the server can hold, where it is, and how to try it."""
+    info = [child.info for child in server.of(SCHEDULER)]
+    ports, model = server.config.port_args, server.config.model_info
+    url = url_of(ports.host, ports.port)
+    each = " in each rank" if len(info) > 1 else ""
+    logger.info(
+        "context %s tokens, KV pool %s tokens%s, at most %s requests at once%s",
+        _least(info, "max_model_len"),
+        _least(info, "kv_pool_tokens"),
+        each,
+        _least(info, "max_running_requests"),
+        each,
+    )
+    logger.info("%s is served on %s after %.2f s", model.name, url, took)
+    if server.args.log_format == "text":
+        print(curl_line(url, model.name, chat=model.chat_template is not None), flush=True)  # noqa: T201 (to be copied)
+
+
+def _least(info: list[dict[str, Any]], key: str) -> str:
+    """The smallest rank's value: what holds for every request."""
+    values = [rank[key] for rank in info if rank.get(key) is not None]
+    return str(min(values)) if values else "?"
+
+
+def curl_line(url: str, model: str, *, chat: bool) -> str:
+    """A command line that asks the model something."""
+    body: dict[str, Any] = {"model": model, "max_tokens": 64}
+    if chat:
+        body["messages"] = [{"role": "user", "content": "What is the capital of France?"}]
+    else:
+        body["prompt"] = "The capital of France is"
+    path = "/v1/chat/completions" if chat else "/v1/completions"
+    return f"curl {url}{path} -H 'content-type: application/json' -d {shlex.quote(json.dumps(body))}"

@@ -1,0 +1,207 @@
+"""The main process: makes what the others share, starts them, watches them, cleans up behind them."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from setproctitle import setproctitle
+
+from servekit import _core
+from servekit.config import Config, ConfigError, ModelError, PortArgs, SchedulerInfo, ServerArgs
+from servekit.runtime import logs
+from servekit.runtime.launcher import CONTROL, HTTP, SCHEDULER, Child, DeathPipe
+from servekit.runtime.listen import ListenError, listen
+from servekit.runtime.child import Boot
+from servekit.runtime.run_dir import RunDir, RunDirError, create_run_dir
+from servekit.runtime.shared_memory import (
+    SegmentError,
+    segment_name,
+    sweep_segments,
+    unlink_segment,
+    write_to_shared_memory,
+)
+from servekit.runtime.shutdown import OK, after_death, at_once, drain, end_children
+from servekit.runtime.startup import StartError, announce, start
+from servekit.runtime.watch import Ended, Message, Signal, Stopped, Watch, raise_on_signals
+
+logger = logging.getLogger("servekit.runtime")
+
+START_FAILED = 1
+INTERRUPTED = 130
+
+
+class Server:
+    """All that one server's main process holds; `close` leaves nothing of it behind.
+
+    Attributes:
+        args: the flags.
+        config: what the children are told.
+        state_page: the state page.
+        children: every child that was started, dead ones included.
+        watch: where main waits.
+    """
+
+    def __init__(self, args: ServerArgs, stack: contextlib.ExitStack) -> None:
+        """Make everything but the children.
+
+        Args:
+            args: validated flags.
+            stack: is given what undoes it all, in the right order.
+        """
+        self.args = args
+        self.children: list[Child] = []
+        self._stack = stack
+        pid = os.getpid()
+        self.listeners = listen(args.host, args.port, args.tokenizer_workers)
+        stack.callback(self._close_listeners)
+        sweep_segments()
+        self.run_dir: RunDir = create_run_dir()
+        stack.callback(self.run_dir.remove)
+        self.config = self._make_config(pid)
+        fd = write_to_shared_memory(self.config, segment_name(pid, "config"))
+        stack.callback(os.close, fd)
+        stack.callback(unlink_segment, segment_name(pid, "config"))
+        ports = self.config.port_args
+        self.state_page = _core.StatePage.create(ports.state_page, args.tokenizer_workers, args.data_parallel_size)
+        stack.callback(unlink_segment, ports.state_page)
+        self.death_pipe = DeathPipe()
+        stack.callback(self.death_pipe.close)
+        self.watch = Watch()
+        stack.callback(self.watch.close)
+        stack.callback(self._kill_children)
+
+    def _make_config(self, pid: int) -> Config:
+        from servekit.config.model_source import resolve_model
+
+        args = self.args
+        model = resolve_model(args, self.run_dir.path)
+        ports = PortArgs(
+            run_dir=str(self.run_dir.path),
+            main_pid=pid,
+            host=args.host,
+            port=self.listeners[0].getsockname()[1],
+            state_page=segment_name(pid, "state"),
+            info=segment_name(pid, "info"),
+            control_epoch=1,
+            worker_epochs=[1] * args.tokenizer_workers,
+            rank_epochs=[1] * args.data_parallel_size,
+            tokenizer_file=model.tokenizer_file,
+        )
+        return Config(args, ports, model)
+
+    def start_children(self) -> None:
+        """Start every child at once; none waits for another."""
+        self._start(CONTROL, 0)
+        for rank in range(self.args.data_parallel_size):
+            self._start(SCHEDULER, rank)
+        for worker in range(self.args.tokenizer_workers):
+            self._start(HTTP, worker)
+        # A worker's death must close its socket, so main keeps no copy.
+        self._close_listeners()
+
+    def _start(self, role: str, index: int) -> None:
+        ports = self.config.port_args
+        epochs = {CONTROL: [ports.control_epoch], HTTP: ports.worker_epochs, SCHEDULER: ports.rank_epochs}[role]
+        boot = Boot(
+            main_pid=ports.main_pid,
+            epoch=epochs[index],
+            config=segment_name(ports.main_pid, "config"),
+            run_dir=ports.run_dir,
+            channel=-1,
+            death_pipe=self.death_pipe.read_end,
+        )
+        child = Child(role, index, boot, self.listeners[index] if role == HTTP else None)
+        self.children.append(child)
+        self.watch.add(child)
+        self.state_page.set_process(role, index, child.epoch, child.pid)
+
+    def publish(self, info: SchedulerInfo) -> None:
+        """Write what the ranks told to the second segment, where the workers find it."""
+        name = self.config.port_args.info
+        fd = write_to_shared_memory(info, name)
+        self._stack.callback(os.close, fd)
+        self._stack.callback(unlink_segment, name)
+
+    def of(self, role: str) -> Iterator[Child]:
+        """Living children of a role."""
+        return (child for child in self.children if child.role == role and child.status is None)
+
+    @property
+    def control(self) -> Child | None:
+        """The control process, None when it is dead."""
+        return next(self.of(CONTROL), None)
+
+    def open_requests(self) -> int:
+        """Requests that living workers have not answered to the end."""
+        workers = self.state_page.snapshot()["workers"]
+        return sum(workers[child.index]["open_streams"] for child in self.of(HTTP))
+
+    def _close_listeners(self) -> None:
+        for listener in self.listeners:
+            listener.close()
+
+    def _kill_children(self) -> None:
+        end_children(self, grace_s=0.0)
+        for child in self.children:
+            child.close()
+
+
+def serve(args: ServerArgs) -> int:
+    """Run a server until it is told to end.
+
+    Args:
+        args: validated flags.
+
+    Returns:
+        Exit status: 0 after SIGTERM, 130 after Ctrl-C, 1 when it could not start or a child died.
+    """
+    setproctitle("servekit::main")
+    logs.configure("servekit::main", 1, args.log_level, args.log_format)
+    raise_on_signals()
+    began = time.monotonic()
+    try:
+        with contextlib.ExitStack() as stack:
+            server = Server(args, stack)
+            server.start_children()
+            stopped = start(server)
+            if stopped is not None:
+                return _status_of(stopped)
+            announce(server, time.monotonic() - began)
+            return _watch_over(server)
+    except Stopped as stop:
+        return _status_of(stop.number)
+    except (ConfigError, ListenError, ModelError, RunDirError, SegmentError, StartError) as error:
+        print(f"servekit-serve: error: {error}", file=sys.stderr)  # noqa: T201 (the operator's one line)
+        return START_FAILED
+
+
+def _status_of(number: int) -> int:
+    return INTERRUPTED if number == signal.SIGINT else OK
+
+
+def _watch_over(server: Server) -> int:
+    """Serve until a signal or a death, then end in the way that fits."""
+    while True:
+        for event in server.watch.wait(None):
+            match event:
+                case Signal(signal.SIGINT):
+                    at_once(server, "the server was interrupted")
+                    return INTERRUPTED
+                case Signal():
+                    return drain(server)
+                case Ended(child):
+                    return after_death(server, child)
+                case Message(child, body):
+                    _note(child, body)
+
+
+def _note(child: Child, body: dict[str, Any]) -> None:
+    if body.get("event") == "failed":
+        logger.error("%s: %s", child.title, body.get("message"))

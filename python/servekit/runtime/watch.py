@@ -1,0 +1,126 @@
+"""What main waits for: signals, its children's words, and their deaths, all at once and without a timer of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import selectors
+import signal
+import socket
+import time
+from types import FrameType
+from typing import Any, NamedTuple, TypeAlias
+
+from servekit.runtime.channel import ChannelError
+from servekit.runtime.launcher import Child
+
+
+class Message(NamedTuple):
+    """A child said something."""
+
+    child: Child
+    body: dict[str, Any]
+
+
+class Ended(NamedTuple):
+    """A child is no more; `child.status` says how."""
+
+    child: Child
+
+
+class Signal(NamedTuple):
+    """Main was told to end: SIGINT, SIGTERM or SIGHUP."""
+
+    number: int
+
+
+Event: TypeAlias = Message | Ended | Signal
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Stopped(BaseException):
+    """A signal while main is still busy with work of its own, such as loading a tokenizer."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+def raise_on_signals() -> None:
+    """Until a `Watch` takes over, end main's own work with `Stopped`, so that it cleans up."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise Stopped(number)
+
+    for number in SIGNALS:
+        signal.signal(number, stop)
+
+
+class Watch:
+    """The one place where main blocks. Use from the main thread, one at a time."""
+
+    def __init__(self) -> None:
+        self._selector = selectors.DefaultSelector()
+        self._reader, self._writer = socket.socketpair()
+        self._reader.setblocking(False)
+        self._writer.setblocking(False)
+        signal.set_wakeup_fd(self._writer.fileno())
+        for number in SIGNALS:
+            # The wake-up descriptor tells; the handler only keeps the default action away.
+            signal.signal(number, lambda number, frame: None)
+        self._selector.register(self._reader, selectors.EVENT_READ, None)
+
+    def add(self, child: Child) -> None:
+        """Watch a child from now on, until it has ended."""
+        self._selector.register(child.channel, selectors.EVENT_READ, child)
+        if child.pidfd >= 0:
+            self._selector.register(child.pidfd, selectors.EVENT_READ, child)
+
+    def wait(self, timeout: float | None) -> list[Event]:
+        """Events in the order in which they are to be handled; a child's last words come before its end.
+
+        Args:
+            timeout: seconds, None for ever; [] when they have passed.
+        """
+        events: list[Event] = []
+        ready = {key.data for key, _ in self._selector.select(timeout)}
+        if None in ready:
+            events += self._signals()
+        for child in ready - {None}:
+            events += self._hear(child)
+        return events
+
+    def _signals(self) -> list[Event]:
+        with contextlib.suppress(BlockingIOError):
+            return [Signal(number) for number in self._reader.recv(64) if number in SIGNALS]
+        return []
+
+    def _hear(self, child: Child) -> list[Event]:
+        try:
+            events: list[Event] = [Message(child, body) for body in child.channel.receive()]
+        except ChannelError as error:
+            events = [Message(child, {"event": "failed", "message": f"{child.title}: {error}"})]
+            child.kill()
+        if events:
+            child.last_news = time.monotonic()
+        if child.reap() is None and child.channel.closed:
+            # It hung up: it is ending, or it closed what it must not close. Either way it is over.
+            child.wait(1.0)
+            child.kill()
+            child.wait(1.0)
+        if child.reap() is not None:
+            self._remove(child)
+            events.append(Ended(child))
+        return events
+
+    def _remove(self, child: Child) -> None:
+        for each in (child.channel, child.pidfd):
+            with contextlib.suppress(KeyError, ValueError):
+                self._selector.unregister(each)
+
+    def close(self) -> None:
+        """Stop watching."""
+        signal.set_wakeup_fd(-1)
+        self._selector.close()
+        self._reader.close()
+        self._writer.close()
