@@ -238,14 +238,19 @@ def _read_chat_template(folder: Path, tokenizer_config: dict[str, Any]) -> str |
             return file.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise ModelError(f"{file}: not a template: {error}") from error
-    for template in (read_json(folder / "chat_template.json").get("chat_template"), tokenizer_config.get("chat_template")):
+    for template in (
+        read_json(folder / "chat_template.json").get("chat_template"),
+        tokenizer_config.get("chat_template"),
+    ):
         if isinstance(template, str):
             return template
         if isinstance(template, list):
             named = {
                 entry["name"]: entry["template"]
                 for entry in template
-                if isinstance(entry, dict) and isinstance(entry.get("name"), str) and isinstance(entry.get("template"), str)
+                if isinstance(entry, dict)
+                and isinstance(entry.get("name"), str)
+                and isinstance(entry.get("template"), str)
             }
             if named:
                 return named.get("default", next(iter(named.values())))
@@ -258,7 +263,11 @@ def _first_added_id(post_processor: dict[str, Any] | None) -> int | None:
         case {"type": "Sequence", "processors": [*steps]}:
             found = (_first_added_id(step) for step in steps if isinstance(step, dict))
             return next((first for first in found if first is not None), None)
-        case {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": name}}, *_], "special_tokens": dict(tokens)}:
+        case {
+            "type": "TemplateProcessing",
+            "single": [{"SpecialToken": {"id": name}}, *_],
+            "special_tokens": dict(tokens),
+        }:
             match tokens.get(name):
                 case {"ids": [int(first), *_]}:
                     return first
