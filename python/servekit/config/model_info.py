@@ -1,4 +1,4 @@
-"""What servekit knows about a model before a process loads it, and how it is read from a folder in Hugging Face's format.
+"""What servekit knows about a model before a process loads it, and how that is read from a Hugging Face folder.
 
 HTTP workers import this module: it needs nothing but msgspec.
 """
@@ -6,6 +6,7 @@ HTTP workers import this module: it needs nothing but msgspec.
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,13 @@ END_OF_TURN_TOKENS = frozenset(
 )
 """Special tokens that end an answer in every model that has them, even where its files name only one end token."""
 
+_SAMPLING_RANGES: dict[str, tuple[float, float]] = {
+    "temperature": (0, 100),
+    "top_p": (1e-9, 1),
+    "top_k": (-1, 1 << 30),
+    "min_p": (0, 1),
+    "repetition_penalty": (1e-9, 100),
+}
 _LENGTH_KEYS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length")
 
 
@@ -52,7 +60,7 @@ class ModelInfo(msgspec.Struct, kw_only=True, frozen=True):
         chat_template: Jinja text; None if the model has none.
         bos_token, eos_token: their texts, as templates ask for them.
         bos_id: the id of `bos_token`.
-        add_bos: a prompt that is plain text gets `bos_id` in front; the tokenizer does not do it. Never after a template.
+        add_bos: a plain-text prompt gets `bos_id` in front, the tokenizer does not do it. Never after a template.
         end_ids: every id that ends an answer, sorted.
         default_sampling: temperature, top_p, top_k, min_p and repetition_penalty, those that the model's makers name.
     """
@@ -122,17 +130,19 @@ def read_weights_info(folder: Path) -> WeightsInfo:
     # A model that also sees or hears keeps its language part one level down.
     config = {**text_config, **config} if isinstance(text_config, dict) else config
     generation = read_json(folder / "generation_config.json")
-    length = next((found for key in _LENGTH_KEYS if _is_count(found := config.get(key))), None)
-    if length is None:
-        length = _tokenizer_length(folder)
-    vocab_size = config.get("vocab_size")
-    if not _is_count(vocab_size):
+    lengths = (_count(config.get(key)) for key in _LENGTH_KEYS)
+    length = next((length for length in lengths if length is not None), None)
+    vocab_size = _count(config.get("vocab_size"))
+    if vocab_size is None:
         raise ModelError(f"{folder}/config.json: no vocab_size")
-    architectures = config.get("architectures")
-    named = isinstance(architectures, list) and architectures and isinstance(architectures[0], str)
+    match config.get("architectures"):
+        case [str(architecture), *_]:
+            pass
+        case _:
+            architecture = str(config.get("model_type", "unknown"))
     return WeightsInfo(
-        architecture=architectures[0] if named else str(config.get("model_type", "unknown")),
-        max_model_len=length,
+        architecture=architecture,
+        max_model_len=_tokenizer_length(folder) if length is None else length,
         vocab_size=vocab_size,
         bos_id=next(iter(_ids(config.get("bos_token_id"))), None),
         end_ids=_ids(config.get("eos_token_id")) | _ids(generation.get("eos_token_id")),
@@ -188,22 +198,16 @@ def end_of_turn_ids(special: dict[str, int]) -> frozenset[int]:
 
 
 def read_default_sampling(generation: dict[str, Any]) -> dict[str, float]:
-    """What generation_config.json proposes; nothing if it asks for greedy decoding. Values that can't be are left out."""
+    """What generation_config.json proposes, without values that can't be; {} if it asks for greedy decoding."""
     if generation.get("do_sample") is False:
         return {}
-    allowed = {
-        "temperature": lambda value: 0 <= value <= 100,
-        "top_p": lambda value: 0 < value <= 1,
-        "top_k": lambda value: isinstance(value, int) and value >= 0,
-        "min_p": lambda value: 0 <= value <= 1,
-        "repetition_penalty": lambda value: 0 < value <= 100,
-    }
     found: dict[str, float] = {}
-    for name, fits in allowed.items():
+    for name, (low, high) in _SAMPLING_RANGES.items():
         value = generation.get(name)
         if value is None:
             continue
-        if isinstance(value, bool) or not isinstance(value, int | float) or not fits(value):
+        whole = isinstance(value, int) and not isinstance(value, bool)
+        if not (whole or (isinstance(value, float) and name != "top_k")) or not low <= value <= high:
             logger.warning("generation_config.json: %s %r is ignored", name, value)
             continue
         found[name] = value
@@ -238,23 +242,22 @@ def _read_chat_template(folder: Path, tokenizer_config: dict[str, Any]) -> str |
             return file.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise ModelError(f"{file}: not a template: {error}") from error
-    for template in (
-        read_json(folder / "chat_template.json").get("chat_template"),
-        tokenizer_config.get("chat_template"),
-    ):
+    candidates = (read_json(folder / "chat_template.json"), tokenizer_config)
+    for template in (candidate.get("chat_template") for candidate in candidates):
         if isinstance(template, str):
             return template
         if isinstance(template, list):
-            named = {
-                entry["name"]: entry["template"]
-                for entry in template
-                if isinstance(entry, dict)
-                and isinstance(entry.get("name"), str)
-                and isinstance(entry.get("template"), str)
-            }
+            named = dict(_named_templates(template))
             if named:
                 return named.get("default", next(iter(named.values())))
     return None
+
+
+def _named_templates(entries: list[Any]) -> Iterator[tuple[str, str]]:
+    for entry in entries:
+        match entry:
+            case {"name": str(name), "template": str(template)}:
+                yield name, template
 
 
 def _first_added_id(post_processor: dict[str, Any] | None) -> int | None:
@@ -296,5 +299,5 @@ def _ids(value: Any) -> frozenset[int]:
     return frozenset(item for item in values if isinstance(item, int) and not isinstance(item, bool) and item >= 0)
 
 
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+def _count(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None

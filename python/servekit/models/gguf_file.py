@@ -207,8 +207,8 @@ class GgufFile:
                 raise GgufError(f"{self.path}: tensor {name!r} starts at {offset}, not a multiple of {alignment}")
             if offset + nbytes > room or total > room:
                 raise GgufError(
-                    f"{self.path}: tensor {name!r} ends {offset + nbytes} bytes into the data, which has {room}: the file"
-                    " is truncated or damaged"
+                    f"{self.path}: tensor {name!r} ends {offset + nbytes} bytes into the data, which has {room}:"
+                    " the file is truncated or damaged"
                 )
             if name in self.tensors:
                 raise GgufError(f"{self.path}: tensor {name!r} appears twice")

@@ -28,7 +28,7 @@ _LOWER = r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
 
 
 def _gpt4(letters: str, digits: str) -> str:
-    """The family's word pattern: contractions, a word with the sign before it, digits, signs with the line ends after."""
+    """GPT-4's way: contractions, a word with the sign before it, digits, signs with the line ends after them."""
     other = rf"[^\s{letters}\p{{N}}]+"
     return rf"{_CONTRACTION}|[^\r\n\p{{L}}\p{{N}}]?[{letters}]+|{digits}| ?{other}[\r\n]*|{_LINES_AND_SPACES}"
 
@@ -71,30 +71,24 @@ _DEEPSEEK_V3 = _PreTokenizer(
     )
 )
 
-_PRE_TOKENIZERS: dict[str, _PreTokenizer] = {
-    "default": _PreTokenizer((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]")),
-    **dict.fromkeys(
-        ("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2"), _LLAMA3
+_FAMILIES: tuple[tuple[_PreTokenizer, str], ...] = (
+    (_LLAMA3, "llama-bpe llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2"),
+    (_DIGIT_BY_DIGIT, "smollm starcoder refact command-r codeshell exaone minerva-7b mellum2"),
+    (_PLAIN, "gpt-2 phi-2 mpt olmo jais trillion granite-docling gigachat a.x-4.0 mellum exaone4"),
+    (_QWEN2, "qwen2 deepseek-r1-qwen stablelm2 hunyuan solar-open megrez kormo grok-2"),
+    (_PreTokenizer((_gpt4(r"\p{L}\p{M}", r"\p{N}"),)), "qwen35"),
+    (_SMAUG, "smaug-bpe dbrx glm4 chatglm-bpe"),
+    (_GPT4O, "gpt-4o llama4 kanana2 minimax-m2"),
+    (_PreTokenizer((_cased("", r"\p{N}"),), whole_words=True, add_bos=True), "tekken"),
+    (_DEEPSEEK_V3, "deepseek-v3 hunyuan-dense"),
+    (
+        _PreTokenizer((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥\u0800-一가-\ud7ff]+", r"\p{N}")),
+        "deepseek-coder",
     ),
-    **dict.fromkeys(
-        ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b", "mellum2"), _DIGIT_BY_DIGIT
-    ),
-    **dict.fromkeys(
-        ("gpt-2", "phi-2", "mpt", "olmo", "jais", "trillion", "granite-docling", "gigachat", "a.x-4.0", "mellum")
-        + ("exaone4",),
-        _PLAIN,
-    ),
-    **dict.fromkeys(
-        ("qwen2", "deepseek-r1-qwen", "stablelm2", "hunyuan", "solar-open", "megrez", "kormo", "grok-2"), _QWEN2
-    ),
-    "qwen35": _PreTokenizer((_gpt4(r"\p{L}\p{M}", r"\p{N}"),)),
-    **dict.fromkeys(("smaug-bpe", "dbrx", "glm4", "chatglm-bpe"), _SMAUG),
-    **dict.fromkeys(("gpt-4o", "llama4", "kanana2", "minimax-m2"), _GPT4O),
-    "tekken": _PreTokenizer((_cased("", r"\p{N}"),), whole_words=True, add_bos=True),
-    **dict.fromkeys(("deepseek-v3", "hunyuan-dense"), _DEEPSEEK_V3),
-    "deepseek-coder": _PreTokenizer((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥\u0800-一가-\ud7ff]+", r"\p{N}")),
-    "falcon": _PreTokenizer((r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, "[0-9][0-9][0-9]")),
-}
+    (_PreTokenizer((r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, "[0-9][0-9][0-9]")), "falcon"),
+    (_PreTokenizer((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]")), "default"),
+)
+_PRE_TOKENIZERS = {name: rules for rules, names in _FAMILIES for name in names.split()}
 
 
 def write_tokenizer_json(file: GgufFile, target: Path) -> None:
