@@ -19,6 +19,8 @@ from servekit.models.gguf_file import GgufError, GgufFile
 
 _UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
 _SPACE = "\u2581"
+# Time and memory grow with the square of a token's length; real ones have a few dozen characters.
+_LONGEST_TOKEN = 1024
 
 _CONTRACTION = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
@@ -126,7 +128,7 @@ def adds_bos(file: GgufFile) -> bool:
         return bool(said)
     if file.metadata.get("tokenizer.ggml.model") == "llama":
         return True
-    known = _PRE_TOKENIZERS.get(file.metadata.get("tokenizer.ggml.pre", "default"))
+    known = _PRE_TOKENIZERS.get(_pre_tokenizer_name(file))
     return known is not None and known.add_bos
 
 
@@ -146,7 +148,7 @@ def _vocabulary(file: GgufFile) -> dict[str, int]:
 
 
 def _byte_level(file: GgufFile, vocabulary: dict[str, int]) -> Tokenizer:
-    name = file.metadata.get("tokenizer.ggml.pre", "default")
+    name = _pre_tokenizer_name(file)
     if name not in _PRE_TOKENIZERS:
         raise GgufError(f"{file.path}: the pre-tokenizer {name!r} is not supported")
     rules = _PRE_TOKENIZERS[name]
@@ -159,6 +161,10 @@ def _byte_level(file: GgufFile, vocabulary: dict[str, int]) -> Tokenizer:
     )
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
+
+
+def _pre_tokenizer_name(file: GgufFile) -> str:
+    return str(file.metadata.get("tokenizer.ggml.pre", "default"))
 
 
 def _listed_merges(file: GgufFile, vocabulary: dict[str, int]) -> Iterator[tuple[str, str]]:
@@ -198,6 +204,8 @@ def _scored_merges(file: GgufFile, vocabulary: dict[str, int]) -> list[tuple[str
     scores = _numbers(file, "scores", len(vocabulary))
     found = []
     for token, index in vocabulary.items():
+        if len(token) > _LONGEST_TOKEN:
+            raise GgufError(f"{file.path}: token {index} has {len(token)} characters")
         for cut in range(1, len(token)):
             left, right = token[:cut], token[cut:]
             if left in vocabulary and right in vocabulary:
