@@ -1,0 +1,1 @@
+"""The HTTP workers: FastAPI on uvicorn (`worker.py`), one file a route in `routes/`."""

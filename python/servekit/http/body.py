@@ -1,0 +1,89 @@
+"""Request bodies: bounded, read once, decoded and checked in one pass from the raw bytes."""
+
+from __future__ import annotations
+
+import logging
+import re
+from functools import lru_cache
+from typing import TypeVar
+
+import msgspec
+from fastapi import Request
+from starlette.requests import ClientDisconnect
+
+from servekit.tokenizer.refusal import ClientGone, Refusal
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+_AT = re.compile(r"^(?P<why>.*) - at `\$\.?(?P<path>.*)`$", re.DOTALL)
+
+
+@lru_cache
+def _decoder(type_: type[T]) -> msgspec.json.Decoder[T]:
+    return msgspec.json.Decoder(type_)
+
+
+async def read_body(request: Request, type_: type[T], max_size: int) -> T:
+    """The request's body as a structure.
+
+    Raises:
+        Refusal: 413 too large; 415 no JSON by its content type; 400 no JSON, or not of this shape, naming the field.
+        ClientGone: the client closed its connection before the body was complete.
+    """
+    _check_content_type(request.headers.get("content-type"))
+    raw = await _read(request, max_size)
+    try:
+        body = _decoder(type_).decode(raw)
+    except msgspec.ValidationError as error:
+        raise _invalid(str(error)) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Refusal(400, f"the body is no valid JSON: {error}", code="invalid_json") from None
+    except RecursionError:
+        raise Refusal(400, "the body is nested too deeply", code="invalid_json") from None
+    if log.isEnabledFor(logging.DEBUG):
+        _log_unknown(raw, type_)
+    return body
+
+
+async def _read(request: Request, max_size: int) -> bytes:
+    length = request.headers.get("content-length", "")
+    if length.isdigit() and len(length) < 20 and int(length) > max_size:
+        raise _too_large(max_size)
+    parts, size = [], 0
+    try:
+        async for part in request.stream():
+            size += len(part)
+            if size > max_size:
+                raise _too_large(max_size)
+            parts.append(part)
+    except ClientDisconnect:
+        raise ClientGone from None
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def _check_content_type(value: str | None) -> None:
+    if value is None:
+        return
+    kind = value.partition(";")[0].strip().lower()
+    if kind != "application/json" and not kind.endswith("+json"):
+        raise Refusal(415, f"content type {kind[:80]!r} is not served: send application/json")
+
+
+def _too_large(max_size: int) -> Refusal:
+    return Refusal(413, f"the body is larger than the {max_size} bytes this server takes", code="body_too_large")
+
+
+def _invalid(text: str) -> Refusal:
+    match = _AT.match(text)
+    if match is None:
+        return Refusal(400, f"the body is not what this route takes: {text}", code="invalid_type")
+    path = match["path"]
+    return Refusal(400, f"{path}: {match['why']}", param=path, code="invalid_value")
+
+
+def _log_unknown(raw: bytes, type_: type[msgspec.Struct]) -> None:
+    unknown = sorted(set(msgspec.json.decode(raw)) - set(type_.__struct_encode_fields__))
+    if unknown:
+        log.debug("ignored unknown fields: %s", ", ".join(name[:80] for name in unknown[:20]))

@@ -1,0 +1,152 @@
+"""The way of a request that generates: admitted, tokenized, sent, and answered whole or piece by piece."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+from fastapi import Request
+from starlette.responses import Response
+
+from servekit.http.errors import error_body
+from servekit.http.shapes import Shape
+from servekit.http.sse import DONE, EventStream, event
+from servekit.tokenizer import options as opt
+from servekit.tokenizer.manager import MAX_CHOICES, TokenizerManager
+from servekit.tokenizer.refusal import ClientGone, Refusal
+from servekit.tokenizer.state import Job, Prompt
+
+log = logging.getLogger(__name__)
+
+RANK_HEADER = "x-data-parallel-rank"
+
+_CHARACTERS_PER_TOKEN = 4
+
+
+def check_model(manager: TokenizerManager, name: str | None) -> None:
+    """A request must name the model that is served.
+
+    Raises:
+        Refusal: 400 it names none, 404 it names another.
+    """
+    served = manager.config.model_info.name
+    if name is None:
+        raise Refusal(400, f"model is missing: this server serves {served!r}", param="model", code="missing_model")
+    if name != served:
+        raise Refusal(
+            404,
+            f"the model {name[:200]!r} does not exist: this server serves {served!r}",
+            param="model",
+            code="model_not_found",
+        )
+
+
+def check_ids(ids: list[int], vocab_size: int, param: str) -> None:
+    """Token ids from a client.
+
+    Raises:
+        Refusal: there are none, or one is outside the vocabulary.
+    """
+    if not ids:
+        raise Refusal(400, f"{param} must not be empty", param=param)
+    if min(ids) < 0 or max(ids) >= vocab_size:
+        raise Refusal(400, f"{param}: token ids must be from 0 to {vocab_size - 1}", param=param)
+
+
+async def generate(
+    request: Request,
+    manager: TokenizerManager,
+    options: opt.GenerationOptions,
+    *,
+    prompts: int,
+    size: int,
+    limit: int | None,
+    tokenize: Callable[[], Awaitable[list[Prompt]]],
+    shape: Shape,
+) -> Response:
+    """Answer a request.
+
+    Args:
+        options: as decoded from the body; checked here.
+        prompts: how many prompts it has.
+        size: characters, or ids, in all of them.
+        limit: most tokens to generate for a choice, None for what the context leaves.
+        tokenize: makes the prompts; called after admission.
+        shape: writes the answer.
+
+    Raises:
+        Refusal: the request can't be served, or failed before its first byte.
+        ClientGone: nobody is left to answer.
+    """
+    check_model(manager, options.model)
+    opt.check(options)
+    args = manager.config.server_args
+    rank = opt.named_rank(options, request.headers.getlist(RANK_HEADER), args.data_parallel_size)
+    messages = prompts * options.choices
+    if messages > MAX_CHOICES:
+        raise Refusal(400, f"n: {messages} choices in one request are more than {MAX_CHOICES}", param="n")
+    job = manager.admit(messages, options.choices * (size // _CHARACTERS_PER_TOKEN + prompts))
+    gone = asyncio.ensure_future(_leave(request, job))
+
+    def close() -> None:
+        gone.cancel()
+        manager.close(job)
+
+    streaming = False
+    try:
+        made = await tokenize()
+        for prompt in made:
+            check_ids(prompt.ids, manager.config.model_info.vocab_size, "prompt")
+        if job.gone:
+            raise ClientGone
+        manager.submit(job, made, options, limit, rank)
+        if options.streamed:
+            pieces = _pieces(job, shape, await _first(job, shape))
+            streaming = True
+            return EventStream(pieces, close)
+        await job.finished()
+        return Response(shape.whole(job), media_type="application/json")
+    finally:
+        if not streaming:
+            close()
+
+
+async def _leave(request: Request, job: Job) -> None:
+    """Tell the job when its client goes away. The body has been read, so the next message can only be that."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+    job.leave()
+
+
+async def _first(job: Job, shape: Shape) -> bytes:
+    """The first events of a stream. Nothing has been sent yet, so an error is still a plain response."""
+    while True:
+        changed = await job.changed()
+        if first := b"".join(chunk for choice in changed for chunk in shape.chunks(choice)):
+            return first
+
+
+async def _pieces(job: Job, shape: Shape, first: bytes) -> AsyncIterator[bytes]:
+    """All events of a stream, each piece as soon as it is there; ends with [DONE] unless the client is gone."""
+    piece = first
+    try:
+        while job.live:
+            yield piece
+            piece = b""
+            piece = b"".join([chunk for choice in await job.changed() for chunk in shape.chunks(choice)])
+        job.raise_failure()
+        yield piece + (shape.usage(job) or b"") + DONE
+    except ClientGone:
+        return
+    except Refusal as refusal:
+        yield piece + event(error_body(refusal)) + DONE
+    except Exception:
+        log.exception("a stream failed inside the server")
+        yield piece + event(error_body(Refusal(500, "internal error; the server's log says more"))) + DONE
+
+
+def manager_of(request: Request) -> TokenizerManager:
+    """The worker's `TokenizerManager`."""
+    manager: TokenizerManager = request.app.state.manager
+    return manager

@@ -1,0 +1,15 @@
+"""One file a route. A route file has a `router`; `app.py` lists them."""
+
+from __future__ import annotations
+
+from servekit.http.routes import chat, completions, debug, health, models, server_info, tokenize
+
+ROUTERS = (
+    chat.router,
+    completions.router,
+    models.router,
+    tokenize.router,
+    health.router,
+    server_info.router,
+    debug.router,
+)

@@ -1,0 +1,151 @@
+"""`POST /v1/chat/completions`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from servekit.http.body import read_body
+from servekit.http.conversation import Message, Tool, check_conversation, render, size_of
+from servekit.http.generation import generate, manager_of
+from servekit.http.openapi import describe_body
+from servekit.http.shapes import Head, ended, ending
+from servekit.http.sse import json_text, json_value
+from servekit.tokenizer.chat_template import ChatTemplate
+from servekit.tokenizer.encoding import TextEncoder, unpack_ids
+from servekit.tokenizer.manager import TokenizerManager
+from servekit.tokenizer.options import GenerationOptions, NaturalInt, unsupported
+from servekit.tokenizer.refusal import Refusal
+from servekit.tokenizer.state import Choice, Job, Prompt
+
+router = APIRouter()
+
+
+class ChatCompletionRequest(GenerationOptions, kw_only=True):
+    """A conversation to answer. `max_completion_tokens` is the newer name of `max_tokens` and goes first."""
+
+    messages: list[Message] | None = None
+    tools: list[Tool] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    max_completion_tokens: NaturalInt | None = None
+    logprobs: bool | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    functions: Any = None
+    function_call: Any = None
+    audio: Any = None
+    modalities: list[str] | None = None
+
+
+@router.post("/v1/chat/completions", openapi_extra=describe_body(ChatCompletionRequest))
+async def chat_completions(request: Request) -> Response:
+    """Answer a conversation."""
+    manager = manager_of(request)
+    body = await read_body(request, ChatCompletionRequest, manager.config.server_args.max_body_size)
+    _check(body)
+    template = check_conversation(body, request.app.state.chat_template)
+    return await generate(
+        request,
+        manager,
+        body,
+        prompts=1,
+        size=size_of(body),
+        limit=body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens,
+        tokenize=lambda: _tokenize(manager, template, body),
+        shape=_ChatShape(body, manager),
+    )
+
+
+def _check(body: ChatCompletionRequest) -> None:
+    if body.logprobs:
+        raise unsupported("logprobs")
+    for field in ("functions", "function_call", "audio"):
+        if getattr(body, field) not in (None, [], "none", "auto"):
+            raise unsupported(field)
+    if body.modalities not in (None, ["text"]):
+        raise unsupported("modalities")
+    choice = body.tool_choice
+    if choice in (None, "auto", "none"):
+        return
+    if choice == "required":
+        raise Refusal(
+            400,
+            "tool_choice 'required' is not supported by this server yet",
+            param="tool_choice",
+            code="unsupported_parameter",
+        )
+    if isinstance(choice, str):
+        raise Refusal(400, "tool_choice must be 'auto', 'none', 'required' or a named tool", param="tool_choice")
+    raise Refusal(
+        400,
+        "a named tool in tool_choice is not supported by this server yet",
+        param="tool_choice",
+        code="unsupported_parameter",
+    )
+
+
+async def _tokenize(manager: TokenizerManager, template: ChatTemplate, body: ChatCompletionRequest) -> list[Prompt]:
+    made: list[Prompt] = await manager.encoder.run(size_of(body), _encode, manager.encoder, template, body)
+    return made
+
+
+def _encode(encoder: TextEncoder, template: ChatTemplate, body: ChatCompletionRequest) -> list[Prompt]:
+    return [Prompt(encoder.encode_rendered(render(body, template)))]
+
+
+class _ChatShape:
+    """Answers of this route."""
+
+    def __init__(self, body: ChatCompletionRequest, manager: TokenizerManager) -> None:
+        kind = "chat.completion.chunk" if body.streamed else "chat.completion"
+        self._head = Head("chatcmpl", kind, manager.config.model_info.name, body)
+        self._ids = bool(body.return_token_ids)
+        self._begun: set[int] = set()
+
+    def whole(self, job: Job) -> bytes:
+        """See `Shape`."""
+        more = {"prompt_token_ids": job.choices[0].prompt.ids} if self._ids else {}
+        return self._head.whole([self._choice(choice) for choice in job.choices], job, **more)
+
+    def _choice(self, choice: Choice) -> dict[str, Any]:
+        text, ids = choice.take()
+        members = {
+            "index": choice.index,
+            "message": {"role": "assistant", "content": text, "refusal": None},
+            "logprobs": None,
+            **ending(choice),
+        }
+        if self._ids:
+            members["token_ids"] = unpack_ids(ids)
+        return members
+
+    def chunks(self, choice: Choice) -> list[bytes]:
+        """See `Shape`. The first delta of a choice has the role, the last one is empty."""
+        text, ids = choice.take()
+        end = ended(choice)
+        if not text and not ids and not end:
+            return []
+        events = []
+        index = b'{"index":%d,"delta":' % choice.index
+        if choice.index not in self._begun:
+            self._begun.add(choice.index)
+            role = index + b'{"role":"assistant","content":""},"logprobs":null,"finish_reason":null'
+            if self._ids:
+                role += b"," + json_value({"prompt_token_ids": choice.prompt.ids})[1:-1]
+            events.append(self._head.chunk(role + b"}", choice))
+        if text or ids:
+            piece = index + b'{"content":' + json_text(text) + b'},"logprobs":null,"finish_reason":null'
+            if self._ids:
+                piece += b',"token_ids":' + json_value(unpack_ids(ids))
+            events.append(self._head.chunk(piece + b"}", choice))
+        if end:
+            events.append(self._head.chunk(index + b'{},"logprobs":null,' + json_value(ending(choice))[1:], choice))
+        return events
+
+    def usage(self, job: Job) -> bytes:
+        """See `Shape`."""
+        return self._head.usage(job)

@@ -1,0 +1,1 @@
+"""What stands between HTTP and the wire: templates, tokenizing, the state of live requests (`manager.py`)."""

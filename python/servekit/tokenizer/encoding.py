@@ -1,0 +1,81 @@
+"""Text to token ids and back, as one model wants it."""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import os
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from servekit.config.model_info import ModelInfo
+
+LONG_TEXT = 20_000
+"""Texts of more characters are tokenized off the event loop: about 5 ms of work."""
+
+
+class TextEncoder:
+    """The model's tokenizer, with the rule for its first token.
+
+    Raises:
+        ValueError: the file is no tokenizer.
+    """
+
+    def __init__(self, tokenizer_file: str, model_info: ModelInfo) -> None:
+        try:
+            self._tokenizer = Tokenizer.from_file(tokenizer_file)
+        except Exception as error:
+            # The library raises bare Exception for whatever is wrong with a file.
+            raise ValueError(f"{tokenizer_file}: {' '.join(str(error).split())[:300]}") from None
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self._bos_id = model_info.bos_id
+        own = self._tokenizer.encode("a", add_special_tokens=True).ids
+        self._adds_bos = self._bos_id is not None and (model_info.add_bos or own[:1] == [self._bos_id])
+        threads = max(1, min(4, len(os.sched_getaffinity(0))))
+        self._executor = ThreadPoolExecutor(threads, thread_name_prefix="tokenize")
+
+    def encode_prompt(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Ids of a raw prompt, with the special tokens that the model wants around it unless told otherwise."""
+        ids = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+        return self._with_bos(ids) if add_special_tokens else ids
+
+    def encode_rendered(self, text: str) -> list[int]:
+        """Ids of what a chat template rendered: the first token is added only if the template left it out."""
+        return self._with_bos(self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids)
+
+    def decode(self, ids: list[int], skip_special_tokens: bool = False) -> str:
+        """Text of ids; unknown ids are nothing."""
+        return self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+
+    async def run(self, texts_length: int, function: Any, *args: Any) -> Any:
+        """The function's result, computed off the event loop if the texts in it are long."""
+        if texts_length <= LONG_TEXT:
+            return function(*args)
+        return await asyncio.get_running_loop().run_in_executor(self._executor, function, *args)
+
+    def close(self) -> None:
+        """Stop the threads; what still runs in them is not waited for."""
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+    def _with_bos(self, ids: list[int]) -> list[int]:
+        if self._adds_bos and self._bos_id is not None and ids[:1] != [self._bos_id]:
+            return [self._bos_id, *ids]
+        return ids
+
+
+def pack_ids(ids: list[int]) -> bytes:
+    """Little-endian u32, as ids travel."""
+    packed = array.array("I", ids)
+    if packed.itemsize != 4:
+        raise RuntimeError("this platform has no 4-byte unsigned int")
+    return packed.tobytes()
+
+
+def unpack_ids(data: bytes) -> list[int]:
+    """Inverse of `pack_ids`."""
+    packed = array.array("I")
+    packed.frombytes(data)
+    return packed.tolist()

@@ -1,0 +1,353 @@
+"""`TokenizerManager`: everything between a worker's routes and the wire."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import random
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import msgspec
+
+from servekit.config import Config
+from servekit.messages.batches import BatchStrOutput, FinishReason
+from servekit.messages.envelope import (
+    FLAG_STREAM,
+    Envelope,
+    Ext,
+    Group,
+    Kind,
+    group_ext,
+    mint_rid,
+    room_ext,
+    text_ext,
+)
+from servekit.messages.requests import AbortReq, ControlReply, GetStateReq, TokenizedGenerateReqInput
+from servekit.tokenizer import options as opt
+from servekit.tokenizer.encoding import TextEncoder, pack_ids
+from servekit.tokenizer.refusal import Refusal
+from servekit.tokenizer.state import Choice, Job, Prompt
+from servekit.transport.dispatcher import TypeBasedDispatcher
+from servekit.transport.sender import LinkFull, SenderWrapper
+
+log = logging.getLogger(__name__)
+
+CONTROL_SILENCE_S = 5.0
+"""A control process that has not been heard for that long is dead to its workers."""
+RETRY_AFTER_S = 1
+MAX_CHOICES = 1024
+"""Most prompts times choices in one request."""
+
+
+class StatePage(Protocol):
+    """What a worker uses of the state page (`servekit._core.StatePage`)."""
+
+    phase: int
+    ready_once: bool
+
+    def reserve(self, index: int, requests: int, tokens: int, max_requests: int) -> bool: ...
+    def release(self, index: int, requests: int, tokens: int) -> None: ...
+    def worker_add(self, index: int, field: str, delta: int) -> None: ...
+    def control_age(self) -> float: ...
+    def active_ranks(self) -> list[bool]: ...
+    def snapshot(self) -> dict[str, Any]: ...
+
+
+class TokenizerManager:
+    """Owns the live requests of one worker: admits, sends, hands out what comes back, aborts.
+
+    Everything runs on the worker's event loop.
+
+    Args:
+        config: what main told this process.
+        worker, epoch: which worker this is, and which life of it.
+        page: the state page.
+        sender: link to the control process.
+        encoder: the model's tokenizer.
+        capacity: most requests the server takes at once, running and queued.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        worker: int,
+        epoch: int,
+        page: StatePage,
+        sender: SenderWrapper,
+        encoder: TextEncoder,
+        capacity: Callable[[], int],
+    ) -> None:
+        self.config = config
+        self.worker = worker
+        self.epoch = epoch
+        self.page = page
+        self.encoder = encoder
+        self.malformed = 0
+        self._sender = sender
+        self._capacity = capacity
+        self._entropy = random.Random(
+            None if config.server_args.seed is None else f"{config.server_args.seed}/{worker}"
+        )
+        self._counter = itertools.count(1)
+        self._live: dict[int, tuple[Job, Choice]] = {}
+        self._jobs: set[Job] = set()
+        self._asked: dict[int, asyncio.Queue[tuple[int, ControlReply]]] = {}
+        self._batch = msgspec.msgpack.Decoder(BatchStrOutput)
+        self._reply = msgspec.msgpack.Decoder(ControlReply)
+        self._stopped: Refusal | None = None
+        self.dispatcher = TypeBasedDispatcher({Kind.BATCH_STR: self._take_batch, Kind.CONTROL_REPLY: self._take_reply})
+
+    # Admission
+
+    def why_not(self) -> str | None:
+        """Why a request sent now would be refused, None if it would be taken."""
+        if self._stopped is not None:
+            return self._stopped.message
+        phase = self.page.phase
+        if phase != 1:
+            return {0: "the server is starting"}.get(phase, "the server is shutting down")
+        if self.page.control_age() > CONTROL_SILENCE_S:
+            return "the control process is not heard"
+        return None
+
+    def has_room(self) -> bool:
+        """Whether a request of one message would find a place."""
+        if not self.page.reserve(self.worker, 1, 0, self._capacity()):
+            return False
+        self.page.release(self.worker, 1, 0)
+        return True
+
+    def admit(self, requests: int, tokens: int) -> Job:
+        """Reserve places for a request before any work is done for it; `close` gives them back.
+
+        Args:
+            requests: messages it will become.
+            tokens: estimated length of its prompts in tokens.
+
+        Raises:
+            Refusal: 503, the server is full or does not take requests now.
+        """
+        why = self.why_not()
+        if why is None and not self.page.reserve(self.worker, requests, tokens, self._capacity()):
+            why = "the server is full: as many requests run and wait as it takes"
+        if why is not None:
+            self.page.worker_add(self.worker, "refused", 1)
+            raise Refusal(503, why, code="overloaded", retry_after=RETRY_AFTER_S)
+        job = Job(reserved_requests=requests, reserved_tokens=tokens)
+        self._jobs.add(job)
+        self.page.worker_add(self.worker, "open_streams", 1)
+        return job
+
+    def close(self, job: Job) -> None:
+        """End a job whatever state it is in: abort what lives, give back what was reserved. Twice is harmless."""
+        if job.closed:
+            return
+        job.closed = True
+        self._jobs.discard(job)
+        for choice in job.choices:
+            if self._live.pop(choice.rid, None) is not None:
+                self._abort(choice.rid)
+        self.page.release(self.worker, job.reserved_requests, job.reserved_tokens)
+        self.page.worker_add(self.worker, "open_streams", -1)
+        self.page.worker_add(self.worker, "generation_tokens", sum(c.completion_tokens for c in job.choices))
+
+    # Sending
+
+    def submit(
+        self, job: Job, prompts: Sequence[Prompt], options: opt.GenerationOptions, limit: int | None, rank: int
+    ) -> None:
+        """Send a request's choices to the ranks.
+
+        Args:
+            job: from `admit`.
+            prompts: at least one, each with at least one id.
+            options: checked.
+            limit: most tokens to generate for each choice, None for all that the context leaves; 0 sends nothing and
+                ends the choices at once.
+            rank: named by the client, -1 for none.
+
+        Raises:
+            Refusal: a prompt is too long for the context, or the control process does not read.
+        """
+        model = self.config.model_info
+        messages = []
+        n = options.choices
+        for number, prompt in enumerate(prompts):
+            tokens = opt.token_limit(limit, len(prompt.ids), model.max_model_len)
+            for i in range(n):
+                seed = opt.choice_seed(options.seed, i, self._entropy)
+                params = opt.sampling_params(options, tokens, model.default_sampling, seed)
+                choice = Choice(number * n + i, prompt)
+                job.choices.append(choice)
+                messages.append((number, choice, params))
+        job.live = len(job.choices)
+        self.page.worker_add(self.worker, "requests", len(messages))
+        self.page.worker_add(self.worker, "prompt_tokens", sum(len(p.ids) for p in prompts))
+        if limit == 0:
+            for choice in job.choices:
+                job.put(choice, "", b"", FinishReason("length"))
+            return
+        exts = self._extensions(options)
+        packed = [pack_ids(prompt.ids) for prompt in prompts]
+        received_at = time.time()
+        group_id = 0
+        for number, choice, params in messages:
+            choice.rid = rid = mint_rid(self.worker, self.epoch, next(self._counter))
+            group_id = group_id or rid
+            body = TokenizedGenerateReqInput(
+                rid,
+                packed[number],
+                params,
+                stream=options.streamed,
+                bootstrap_host=options.bootstrap_host,
+                bootstrap_port=options.bootstrap_port,
+                bootstrap_room=options.bootstrap_room,
+                data_parallel_rank=rank if rank >= 0 else None,
+                priority=options.priority,
+                cache_salt=options.cache_salt,
+                received_at=received_at,
+            )
+            envelope = Envelope(
+                Kind.GENERATE,
+                rid,
+                FLAG_STREAM if options.streamed else 0,
+                rank=rank,
+                tokens=choice.prompt_tokens,
+                exts=exts
+                if len(messages) == 1
+                else [*exts, group_ext(Group(group_id, choice.index, len(messages), number))],
+            )
+            try:
+                self._sender.send(envelope, body)
+            except LinkFull as error:
+                log.error("a request could not be sent: %s", error)
+                raise Refusal(503, "the control process does not read", retry_after=RETRY_AFTER_S) from None
+            self._live[rid] = (job, choice)
+
+    def _extensions(self, options: opt.GenerationOptions) -> list[tuple[int, bytes]]:
+        exts = [text_ext(opt.text_options(options))]
+        if options.bootstrap_room is not None:
+            exts.append(room_ext(options.bootstrap_room))
+        if options.priority is not None:
+            exts.append((Ext.PRIORITY, options.priority.to_bytes(4, "little", signed=True)))
+        if options.cache_salt is not None:
+            exts.append((Ext.CACHE_SALT, options.cache_salt.encode()))
+        return exts
+
+    def _abort(self, rid: int) -> None:
+        self.page.worker_add(self.worker, "aborted", 1)
+        try:
+            self._sender.send(Envelope(Kind.ABORT, rid), AbortReq(rid))
+        except LinkFull as error:
+            log.error("an abort could not be sent: %s", error)
+
+    # Receiving
+
+    def _take_batch(self, envelope: Envelope, frames: Sequence[bytes]) -> None:
+        batch = self._decode(self._batch, frames[0])
+        if batch is None:
+            return
+        none = [None] * len(batch.rids)
+        texts, ids = batch.output_strs or none, batch.output_ids or none
+        finishes, prompts = batch.finished_reasons or none, batch.prompt_tokens or none
+        completions, cached, ranks = (
+            batch.completion_tokens or none,
+            batch.cached_tokens or none,
+            batch.dp_ranks or none,
+        )
+        rows = zip(batch.rids, texts, ids, finishes, prompts, completions, cached, ranks, strict=True)
+        for rid, text, row_ids, finish, prompt_tokens, completion_tokens, cached_tokens, rank in rows:
+            entry = self._live.get(rid)
+            if entry is None:
+                continue
+            job, choice = entry
+            if prompt_tokens:
+                choice.prompt_tokens = prompt_tokens
+            if completion_tokens is not None:
+                choice.completion_tokens = completion_tokens
+            choice.cached_tokens = cached_tokens or 0
+            choice.dp_rank = envelope.rank if rank is None else rank
+            if finish is not None:
+                del self._live[rid]
+            if not job.put(choice, text or "", row_ids or b"", finish):
+                log.warning("cut off a client that left %d characters unread", choice.completion_tokens)
+                job.leave()
+
+    def _take_reply(self, envelope: Envelope, frames: Sequence[bytes]) -> None:
+        queue = self._asked.get(envelope.id)
+        reply = self._decode(self._reply, frames[0])
+        if queue is not None and reply is not None:
+            queue.put_nowait((envelope.rank, reply))
+
+    def _decode(self, decoder: Any, body: bytes) -> Any:
+        try:
+            return decoder.decode(body)
+        except msgspec.DecodeError as error:
+            self.malformed += 1
+            if self.malformed == 1:
+                log.error("dropped a malformed body: %s (later ones are only counted)", error)
+            return None
+
+    # Supervision
+
+    def fail_all(self, refusal: Refusal) -> None:
+        """End every live job with an error; each aborts what it still has when its handler closes it."""
+        for job in list(self._jobs):
+            job.fail(refusal)
+
+    def stop(self, refusal: Refusal) -> None:
+        """End every live job and refuse all that come later."""
+        self._stopped = refusal
+        self.fail_all(refusal)
+
+    def lost_frames(self, why: str) -> None:
+        """The link from the control process lost frames: no live stream can be trusted to be whole."""
+        log.error("%s: ending %d requests", why, len(self._jobs))
+        self.fail_all(Refusal(500, why))
+
+    async def watch_control(self) -> None:
+        """End the live jobs whenever the control process falls silent. Runs as long as the worker."""
+        while True:
+            await asyncio.sleep(1)
+            if self._jobs and (age := self.page.control_age()) > CONTROL_SILENCE_S:
+                log.error("the control process has been silent for %.1f s: ending %d requests", age, len(self._jobs))
+                self.fail_all(Refusal(503, "the control process does not answer", retry_after=RETRY_AFTER_S))
+
+    # Questions
+
+    def live_requests(self) -> list[dict[str, Any]]:
+        """Live choices of this worker, for `/debug/state`."""
+        return [
+            {
+                "rid": f"{rid:016x}",
+                "prompt_tokens": choice.prompt_tokens,
+                "completion_tokens": choice.completion_tokens,
+                "dp_rank": choice.dp_rank,
+            }
+            for rid, (_, choice) in self._live.items()
+        ]
+
+    async def ask_state(self, deadline_s: float) -> dict[int, Any]:
+        """What each process holds: rank (-1 for control) to its state, None for those that did not answer in time."""
+        correlation = mint_rid(self.worker, self.epoch, next(self._counter))
+        queue: asyncio.Queue[tuple[int, ControlReply]] = asyncio.Queue()
+        self._asked[correlation] = queue
+        states: dict[int, Any] = {-1: None}
+        answered: set[int] = set()
+        try:
+            self._sender.send(Envelope(Kind.GET_STATE, correlation), GetStateReq())
+            async with asyncio.timeout(deadline_s):
+                while answered != set(states):
+                    rank, reply = await queue.get()
+                    answered.add(rank)
+                    states[rank] = msgspec.json.decode(reply.data) if reply.data else {"message": reply.message}
+                    for asked in reply.asked:
+                        states.setdefault(asked, None)
+        except (TimeoutError, LinkFull, msgspec.DecodeError) as error:
+            log.warning("the state of some processes is missing: %s", error or "no answer in time")
+        finally:
+            del self._asked[correlation]
+        return states

@@ -1,0 +1,259 @@
+"""What a client may say about generation, on every route, and what becomes of it. The one place that checks it.
+
+Ranges are part of the types, so that one pass of the JSON decoder checks them and the OpenAPI document tells them.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from servekit.messages.envelope import TextOptions
+from servekit.messages.requests import SamplingParams
+from servekit.tokenizer.refusal import Refusal
+
+MAX_N = 128
+MAX_STOPS = 128
+GREEDY_BELOW = 1e-4
+"""Temperatures under this are greedy: dividing logits by less gives infinities in float32."""
+
+_SEED_MASK = (1 << 63) - 1
+
+PositiveInt = Annotated[int, Meta(ge=1)]
+NaturalInt = Annotated[int, Meta(ge=0)]
+TokenId = Annotated[int, Meta(ge=0, le=2**32 - 1)]
+StopString = Annotated[str, Meta(max_length=4096)]
+
+
+class StreamOptions(msgspec.Struct, kw_only=True):
+    """`include_usage` asks for a last chunk with the usage, `continuous_usage_stats` for the usage in every chunk."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class ResponseFormat(msgspec.Struct, kw_only=True):
+    """The form the answer must have; only `text` is served."""
+
+    type: str
+    json_schema: Any = None
+
+
+class Unbuilt(msgspec.Struct, kw_only=True):
+    """Fields that would change the answer and that this version can't obey: refused unless they are neutral."""
+
+    logit_bias: dict[str, float] | None = None
+    presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0)] | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    prompt_logprobs: int | None = None
+    return_logprob: bool | None = None
+    regex: Any = None
+    ebnf: Any = None
+    grammar: Any = None
+    json_schema: Any = None
+    structured_outputs: Any = None
+    structural_tag: Any = None
+    guided_json: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
+    bad_words: list[str] | None = None
+    allowed_token_ids: list[int] | None = None
+    stop_regex: Any = None
+    use_beam_search: bool | None = None
+    length_penalty: float | None = None
+    truncate_prompt_tokens: int | None = None
+    custom_logit_processor: Any = None
+    logits_processors: Any = None
+    lora_path: Any = None
+
+
+_NEUTRAL: dict[str, tuple[object, ...]] = {
+    "logit_bias": ({},),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "repetition_penalty": (1,),
+    "top_logprobs": (0,),
+    "return_logprob": (False,),
+    "bad_words": ([],),
+    "use_beam_search": (False,),
+    "length_penalty": (1,),
+}
+
+
+class GenerationOptions(Unbuilt, kw_only=True):
+    """Fields of every request that generates. Absent and null are the same."""
+
+    model: str | None = None
+    max_tokens: NaturalInt | None = None
+    min_tokens: NaturalInt | None = None
+    temperature: Annotated[float, Meta(ge=0)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=-1)] | None = None
+    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    seed: int | None = None
+    n: Annotated[int, Meta(ge=1, le=MAX_N)] | None = None
+    stop: StopString | Annotated[list[StopString], Meta(max_length=MAX_STOPS)] | None = None
+    stop_token_ids: Annotated[list[TokenId], Meta(max_length=MAX_STOPS)] | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    return_token_ids: bool | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    response_format: ResponseFormat | None = None
+    data_parallel_rank: NaturalInt | None = None
+    priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None = None
+    cache_salt: Annotated[str, Meta(max_length=1024)] | None = None
+    bootstrap_host: str | None = None
+    bootstrap_port: Annotated[int, Meta(ge=1, le=65535)] | None = None
+    bootstrap_room: Annotated[int, Meta(ge=0, le=2**63 - 1)] | None = None
+    user: str | None = None
+
+    @property
+    def streamed(self) -> bool:
+        """The client reads the answer as it comes."""
+        return bool(self.stream)
+
+    @property
+    def choices(self) -> int:
+        """Answers wanted to each prompt."""
+        return self.n or 1
+
+
+def unsupported(field: str) -> Refusal:
+    """The refusal of a field that this version can't obey."""
+    return Refusal(400, f"{field} is not supported by this server yet", param=field, code="unsupported_parameter")
+
+
+def check(options: GenerationOptions) -> None:
+    """Everything about the options that the types can't say.
+
+    Raises:
+        Refusal: naming the field at fault.
+    """
+    for field in Unbuilt.__struct_fields__:
+        value = getattr(options, field)
+        if value is not None and value not in _NEUTRAL.get(field, ()):
+            raise unsupported(field)
+    response_format = options.response_format
+    if response_format is not None and response_format.type != "text":
+        kind = response_format.type
+        raise Refusal(
+            400,
+            f"response_format {kind[:40]!r} is not supported by this server yet, only 'text'",
+            param="response_format",
+            code="unsupported_parameter",
+        )
+    if options.stream_options is not None and not options.streamed:
+        raise Refusal(400, "stream_options is only allowed when stream is true", param="stream_options")
+
+
+def named_rank(options: GenerationOptions, headers: Sequence[str], ranks: int) -> int:
+    """The rank that the client names in the field or in the values of its `X-Data-Parallel-Rank` headers, -1 for none.
+
+    Raises:
+        Refusal: no number, out of range, or two that differ.
+    """
+    named = set() if options.data_parallel_rank is None else {options.data_parallel_rank}
+    for value in headers:
+        value = value.strip()
+        if not (value.isascii() and value.isdigit() and len(value) < 10):
+            raise Refusal(400, "the X-Data-Parallel-Rank header must be one number", param="data_parallel_rank")
+        named.add(int(value))
+    if not named:
+        return -1
+    if len(named) > 1:
+        raise Refusal(400, "data_parallel_rank is named twice, differently", param="data_parallel_rank")
+    (rank,) = named
+    if rank >= ranks:
+        raise Refusal(
+            400, f"data_parallel_rank {rank} does not exist: ranks are 0 to {ranks - 1}", param="data_parallel_rank"
+        )
+    return rank
+
+
+def stop_strings(options: GenerationOptions) -> tuple[str, ...]:
+    """The stop strings, empty ones left out."""
+    stop = options.stop
+    if stop is None:
+        return ()
+    return tuple(s for s in ([stop] if isinstance(stop, str) else stop) if s)
+
+
+def text_options(options: GenerationOptions) -> TextOptions:
+    """What the detokenizer must know."""
+    return TextOptions(
+        stops=stop_strings(options),
+        include_stop=bool(options.include_stop_str_in_output),
+        skip_special_tokens=options.skip_special_tokens is not False,
+        text=True,
+        ids=bool(options.return_token_ids),
+    )
+
+
+def choice_seed(seed: int | None, choice: int, entropy: random.Random) -> int:
+    """The seed of choice number `choice`, in [0, 2**63): drawn from (seed, choice), or from `entropy` without a seed."""
+    if seed is None:
+        return entropy.getrandbits(63)
+    if choice == 0:
+        return seed & _SEED_MASK
+    return random.Random(f"{seed}/{choice}").getrandbits(63)
+
+
+def sampling_params(
+    options: GenerationOptions, max_new_tokens: int, defaults: dict[str, Any], seed: int
+) -> SamplingParams:
+    """The parameters of one choice. `defaults` are the model's own, for what the client leaves open.
+
+    Raises:
+        Refusal: `min_tokens` is more than may be generated.
+    """
+    min_tokens = options.min_tokens or 0
+    if min_tokens > max_new_tokens:
+        raise Refusal(
+            400, f"min_tokens is {min_tokens}, but at most {max_new_tokens} can be generated", param="min_tokens"
+        )
+    temperature = _either(options.temperature, defaults.get("temperature"), 1.0)
+    return SamplingParams(
+        max_new_tokens=max_new_tokens,
+        min_new_tokens=min_tokens,
+        temperature=0.0 if temperature < GREEDY_BELOW else temperature,
+        top_p=_either(options.top_p, defaults.get("top_p"), 1.0),
+        top_k=_top_k(_either(options.top_k, defaults.get("top_k"), -1)),
+        min_p=_either(options.min_p, defaults.get("min_p"), 0.0),
+        seed=seed,
+        stop_token_ids=options.stop_token_ids or [],
+        ignore_eos=bool(options.ignore_eos),
+    )
+
+
+def token_limit(wanted: int | None, prompt_tokens: int, max_model_len: int) -> int:
+    """How many tokens may be generated: as many as wanted, at most what the context leaves.
+
+    Raises:
+        Refusal: the prompt alone fills the context.
+    """
+    room = max_model_len - prompt_tokens
+    if room < 1:
+        raise Refusal(
+            400,
+            f"the context of this model is {max_model_len} tokens, of which a prompt may fill {max_model_len - 1}: "
+            f"this one has {prompt_tokens}",
+            code="context_length_exceeded",
+        )
+    return room if wanted is None else min(wanted, room)
+
+
+def _either(value: float | None, default: float | None, neutral: float) -> Any:
+    return value if value is not None else default if default is not None else neutral
+
+
+def _top_k(value: int) -> int:
+    return -1 if value <= 0 else min(value, 2**31 - 1)

@@ -1,0 +1,133 @@
+"""The socket on which an HTTP worker receives, driven by the event loop without a thread or a task."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import zmq
+
+from servekit.messages.envelope import EnvelopeError, Kind, decode_envelope
+from servekit.transport.dispatcher import TypeBasedDispatcher
+
+log = logging.getLogger(__name__)
+
+HIGH_WATER_MARK = 65536
+"""Most messages that wait on this side; then the peer's queue fills."""
+
+_BURST = 256
+"""Messages handled before other callbacks of the loop get their turn."""
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What this side accepts: its own epoch, the peer's epoch, and the hash of the message definitions."""
+
+    epoch: int
+    sender_epoch: int
+    schema: int
+
+
+class Receiver:
+    """A bound PULL socket. One wake-up of the loop empties it.
+
+    Frames for another life of this process or from another life of the peer are dropped and counted; a number that
+    is missing on the link means that frames were lost, and `on_gap` is told.
+
+    Attributes:
+        fenced: frames dropped because an epoch did not fit.
+        malformed: frames that were no message of this schema.
+        gaps: times that numbers were missing.
+    """
+
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        path: str | os.PathLike[str],
+        expected: Expected,
+        dispatcher: TypeBasedDispatcher,
+        on_gap: Callable[[str], None],
+    ) -> None:
+        self.fenced = 0
+        self.malformed = 0
+        self.gaps = 0
+        self._expected = expected
+        self._dispatcher = dispatcher
+        self._on_gap = on_gap
+        self._next_seq: int | None = None
+        self._mismatch = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._socket = context.socket(zmq.PULL)
+        self._socket.setsockopt(zmq.RCVHWM, HIGH_WATER_MARK)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.bind(f"ipc://{os.fspath(path)}")
+
+    def start(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Receive on this loop from now on."""
+        self._loop = loop
+        loop.add_reader(self._socket.fileno(), self._drain)
+        self._drain()
+
+    def close(self) -> None:
+        """Stop receiving and close the socket."""
+        if self._loop is not None:
+            self._loop.remove_reader(self._socket.fileno())
+            self._loop = None
+        self._socket.close()
+
+    def _drain(self) -> None:
+        # The descriptor of a ZeroMQ socket is edge-triggered: it must be read until it is empty, or asked again.
+        for _ in range(_BURST):
+            if self._loop is None:
+                return
+            try:
+                frames = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            self._receive(frames)
+        if self._loop is not None:
+            self._loop.call_soon(self._drain)
+
+    def _receive(self, frames: list[bytes]) -> None:
+        try:
+            envelope = decode_envelope(frames[0])
+            if len(frames) < 2:
+                raise EnvelopeError("a message without a body")
+        except EnvelopeError as error:
+            self._count_malformed(str(error))
+            return
+        expected = self._expected
+        if envelope.sender_epoch != expected.sender_epoch or envelope.receiver_epoch not in (expected.epoch, 0):
+            self.fenced += 1
+            return
+        if envelope.kind == Kind.HELLO:
+            if envelope.schema != expected.schema:
+                self._mismatch = True
+                self._count_malformed(f"peer speaks schema {envelope.schema:016x}, this build {expected.schema:016x}")
+                return
+            self._next_seq = envelope.seq + 1
+            return
+        if self._mismatch:
+            self.malformed += 1
+            return
+        if self._next_seq is None:
+            self._count_malformed("the first frame on the link was no HELLO")
+            self._next_seq = envelope.seq
+        if envelope.seq != self._next_seq:
+            self.gaps += 1
+            self._on_gap(f"frames {self._next_seq} to {envelope.seq - 1} from the control process were lost")
+        self._next_seq = envelope.seq + 1
+        try:
+            self._dispatcher.dispatch(envelope, frames[1:])
+        except Exception:
+            # A fault in one message must not end the loop that serves everybody's.
+            self.malformed += 1
+            log.exception("a message of kind %s could not be handled", envelope.kind.name)
+
+    def _count_malformed(self, why: str) -> None:
+        self.malformed += 1
+        if self.malformed == 1:
+            log.error("dropped a malformed message: %s (later ones are only counted)", why)
