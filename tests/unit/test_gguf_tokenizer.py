@@ -85,7 +85,9 @@ def test_demo_tokenizer_gives_the_reference_ids(demo: Tokenizer) -> None:
         assert demo.decode([token for token in line["greedy"] if token != 2], skip_special_tokens=False) == line["text"]
 
 
-@pytest.mark.parametrize("text", ["", " ", "  a\n\n\tb  ", "1234567", "größer 日本語 🤖 ‍", "\u0085\u2028x", "a\r\nb", "<|im_end|>x"])
+@pytest.mark.parametrize(
+    "text", ["", " ", "  a\n\n\tb  ", "1234567", "größer 日本語 🤖 ‍", "\u0085\u2028x", "a\r\nb", "<|im_end|>x"]
+)
 def test_demo_tokenizer_loses_nothing(demo: Tokenizer, text: str) -> None:
     assert demo.decode(demo.encode(text).ids, skip_special_tokens=False) == text
 

@@ -139,7 +139,7 @@ def read_weights_info(folder: Path) -> WeightsInfo:
         case [str(architecture), *_]:
             pass
         case _:
-            architecture = str(config.get("model_type", "unknown"))
+            architecture = str(config.get("model_type") or "unknown")
     return WeightsInfo(
         architecture=architecture,
         max_model_len=_tokenizer_length(folder) if length is None else length,
