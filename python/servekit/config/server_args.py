@@ -16,7 +16,8 @@ LOG_FORMATS = ("text", "json")
 MAX_WORKERS = 4095
 """Worker numbers have 12 bits in a request id, and 0 counts too; one less keeps the count itself in 12 bits."""
 MAX_RANKS = 1024
-MAX_DETOKENIZERS = 256
+MAX_DETOKENIZERS = 62
+"""The state page has a beat for 64 threads of control; router and fan-out take two."""
 
 
 class ConfigError(ValueError):
@@ -33,7 +34,7 @@ class ServerArgs(msgspec.Struct, kw_only=True, frozen=True):
         revision: branch, tag or commit of a hub model.
         host, port: where HTTP listens; port 0 lets the system choose one.
         tokenizer_workers: HTTP worker processes, 1 to 4095.
-        detokenizer_workers: detokenizer threads of the control process, 1 to 256.
+        detokenizer_workers: detokenizer threads of the control process, 1 to 62.
         data_parallel_size: ranks, 1 to 1024.
         load_balance_method: how a request finds its rank.
         rank_wait_timeout: seconds that a request waits for a rank to become active.
@@ -99,11 +100,20 @@ class ServerArgs(msgspec.Struct, kw_only=True, frozen=True):
             value = getattr(self, name)
             if value is not None and not low <= value <= high:
                 raise ConfigError(f"{flag_of(name)} must be from {low:g} to {high:g}, not {value:g}")
-        for name, choices in _CHOICES.items():
+        for name, choices in CHOICES.items():
             value = getattr(self, name)
             if value not in choices:
                 raise ConfigError(f"{flag_of(name)} must be one of {', '.join(choices)}, not {value!r}")
-        for name in ("model", "tokenizer", "served_model_name", "revision", "host", "engine", "mock_script", "admin_api_key"):
+        for name in (
+            "model",
+            "tokenizer",
+            "served_model_name",
+            "revision",
+            "host",
+            "engine",
+            "mock_script",
+            "admin_api_key",
+        ):
             if getattr(self, name) == "":
                 raise ConfigError(f"{flag_of(name)} must not be empty")
         if self.mock_script is not None:
@@ -112,7 +122,7 @@ class ServerArgs(msgspec.Struct, kw_only=True, frozen=True):
             if not Path(self.mock_script).is_file():
                 raise ConfigError(f"--mock-script: there is no file {self.mock_script!r}")
         if self.max_total_tokens is not None and self.max_total_tokens < self.page_size:
-            raise ConfigError(f"--max-total-tokens {self.max_total_tokens} is less than one page of {self.page_size} tokens")
+            raise ConfigError(f"--max-total-tokens {self.max_total_tokens} is less than a page of {self.page_size}")
 
 
 _RANGES: dict[str, tuple[float, float]] = {
@@ -134,7 +144,9 @@ _RANGES: dict[str, tuple[float, float]] = {
     "max_body_size": (1024, 1 << 32),
 }
 
-_CHOICES: dict[str, tuple[str, ...]] = {
+_NOT_EMPTY = ("model", "tokenizer", "served_model_name", "revision", "host", "engine", "mock_script", "admin_api_key")
+
+CHOICES: dict[str, tuple[str, ...]] = {
     "load_balance_method": LOAD_BALANCE_METHODS,
     "dtype": DTYPES,
     "device": DEVICES,

@@ -46,7 +46,7 @@ def _answers(pid: int) -> bool:
 
 
 def myself() -> Owner:
-    """This process as an owner."""
+    """The calling process as an owner."""
     return Owner(os.getpid(), process_start(os.getpid()) or 0)
 
 

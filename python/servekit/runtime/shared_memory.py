@@ -82,7 +82,7 @@ def write_to_shared_memory(obj: Any, name: str) -> int:
     return fd
 
 
-def read_from_shared_memory(name: str, type: type[T]) -> T:  # noqa: A002 (the name is the interface's)
+def read_from_shared_memory(name: str, type: type[T]) -> T:
     """Read back what `write_to_shared_memory` wrote, checked against its type.
 
     Raises:

@@ -46,7 +46,9 @@ def start(server: Server) -> int | None:
             first = min(waiting, key=_deadline)
             left = _deadline(first) - time.monotonic()
             if left <= 0:
-                raise StartError(f"{first.title} (pid {first.pid}) gave no sign of life for {SILENCE_S[first.role]:g} s")
+                raise StartError(
+                    f"{first.title} (pid {first.pid}) gave no sign of life for {SILENCE_S[first.role]:g} s"
+                )
             for event in server.watch.wait(left):
                 if isinstance(event, Signal):
                     return event.number

@@ -16,9 +16,9 @@ from setproctitle import setproctitle
 from servekit import _core
 from servekit.config import Config, ConfigError, ModelError, PortArgs, SchedulerInfo, ServerArgs
 from servekit.runtime import logs
+from servekit.runtime.child import Boot
 from servekit.runtime.launcher import CONTROL, HTTP, SCHEDULER, Child, DeathPipe
 from servekit.runtime.listen import ListenError, listen
-from servekit.runtime.child import Boot
 from servekit.runtime.run_dir import RunDir, RunDirError, create_run_dir
 from servekit.runtime.shared_memory import (
     SegmentError,

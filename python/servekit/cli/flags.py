@@ -1,0 +1,115 @@
+"""Every flag of `servekit-serve`: its field of `ServerArgs`, where help shows it, and what the neighbours call it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+MODEL, SERVING, BALANCE, ENGINE, MOCK, LOGS, OTHER = (
+    "Model",
+    "HTTP",
+    "Processes and ranks",
+    "Engine",
+    "Mock engine",
+    "Logs",
+    "Other",
+)
+GROUPS = (MODEL, SERVING, BALANCE, ENGINE, MOCK, LOGS, OTHER)
+"""In the order of the help."""
+
+
+class Flag(NamedTuple):
+    """One flag.
+
+    Attributes:
+        field: field of `ServerArgs`; the canonical spelling is made of it.
+        group: section of the help.
+        help: one line.
+        aliases: spellings of the neighbours that mean the same; hidden.
+        metavar: what the value is called, where the type's own name says too little.
+        default: shown in the help when the field's default does not say it.
+    """
+
+    field: str
+    group: str
+    help: str
+    aliases: tuple[str, ...] = ()
+    metavar: str | None = None
+    default: str | None = None
+
+
+FLAGS = (
+    Flag("tokenizer", MODEL, "Folder or tokenizer.json instead of the model's.", ("--tokenizer-path",), "PATH"),
+    Flag("served_model_name", MODEL, "Name under which clients ask for the model.", ("--alias",), "NAME"),
+    Flag("revision", MODEL, "Branch, tag or commit of a hub model.", (), "REV"),
+    Flag("chat_template", MODEL, "Jinja chat template: a file, or the template itself.", (), "FILE"),
+    Flag(
+        "max_model_len",
+        MODEL,
+        "Context in tokens, prompt and output together.",
+        ("--context-length", "--ctx-size"),
+        "TOKENS",
+        "the model's",
+    ),
+    Flag("load_format", MODEL, "What the weights are; dummy makes random ones."),
+    Flag("dtype", MODEL, "Type in which the model computes."),
+    Flag("host", SERVING, "Address to listen on.", (), "ADDRESS"),
+    Flag("port", SERVING, "Port to listen on; 0 takes a free one.", (), "PORT"),
+    Flag("max_body_size", SERVING, "Largest request body, as bytes or 16MiB.", (), "SIZE"),
+    Flag("drain_timeout", SERVING, "Seconds that running requests get after SIGTERM.", (), "SECONDS"),
+    Flag("admin_api_key", SERVING, "Key for operators' routes; without it they answer on loopback only.", (), "KEY"),
+    Flag(
+        "tokenizer_workers",
+        BALANCE,
+        "HTTP worker processes, which tokenize.",
+        ("--tokenizer-worker-num", "--api-server-count"),
+        "N",
+    ),
+    Flag("detokenizer_workers", BALANCE, "Detokenizer threads.", ("--detokenizer-worker-num",), "N"),
+    Flag("data_parallel_size", BALANCE, "Ranks: schedulers with a copy of the model each.", ("--dp", "--dp-size"), "N"),
+    Flag(
+        "load_balance_method",
+        BALANCE,
+        "auto, round_robin, total_requests, total_tokens or follow_bootstrap_room.",
+        (),
+        "METHOD",
+    ),
+    Flag("rank_wait_timeout", BALANCE, "Seconds that a request waits for an active rank.", (), "SECONDS"),
+    Flag("max_queued_requests", BALANCE, "Most requests that wait; more get 503.", (), "N"),
+    Flag("engine", ENGINE, "torch, mock, or an engine that another package brings.", (), "NAME"),
+    Flag("device", ENGINE, "Where the torch engine computes."),
+    Flag(
+        "max_running_requests",
+        ENGINE,
+        "Most requests in a rank's batch.",
+        ("--max-num-seqs", "--parallel"),
+        "N",
+        "64 on a CPU, 256 with CUDA, 4096 for mock",
+    ),
+    Flag("max_total_tokens", ENGINE, "KV pool of a rank, in tokens.", (), "TOKENS", "what memory allows"),
+    Flag("page_size", ENGINE, "Tokens in a KV page.", ("--block-size",), "TOKENS"),
+    Flag("max_prefill_tokens", ENGINE, "Most prompt tokens in a step.", ("--max-num-batched-tokens",), "TOKENS"),
+    Flag("chunked_prefill_size", ENGINE, "Most tokens of one prompt in a step.", (), "TOKENS"),
+    Flag("seed", ENGINE, "Base of random seeds for requests that bring none.", ("--random-seed",), "N", "drawn anew"),
+    Flag("mock_step_ms", MOCK, "Milliseconds from one token to the next.", (), "MS"),
+    Flag("mock_script", MOCK, "JSON or TOML with scripted tokens, timings, faults.", (), "FILE"),
+    Flag("log_level", LOGS, "Least level that is logged."),
+    Flag("log_format", LOGS, "Lines of text, or of JSON."),
+    Flag("access_log", LOGS, "Log each HTTP request."),
+)
+"""All but MODEL, which is positional and has the aliases `MODEL_FLAGS`."""
+
+MODEL_FLAGS = ("--model", "--model-path")
+
+EXAMPLES = """\
+Examples:
+
+  servekit-serve                                   the demo model on http://127.0.0.1:8000
+  servekit-serve ./my-model --port 9000            a folder with safetensors
+  servekit-serve model.gguf --max-model-len 4096   a GGUF file, with a shorter context
+  servekit-serve ORG/NAME --revision main          a model of the Hugging Face hub
+  servekit-serve MODEL --tokenizer-workers 2 --detokenizer-workers 2 --data-parallel-size 2
+  servekit-serve --engine mock --mock-step-ms 10   no weights: canned tokens, for tests of what is around
+
+Every flag can be set by an environment variable, --max-model-len by SERVEKIT_MAX_MODEL_LEN, and by a line of the
+file that --config names, YAML or TOML: max-model-len: 4096. A flag wins over the environment, that over the file.
+"""

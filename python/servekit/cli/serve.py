@@ -1,0 +1,157 @@
+"""`servekit-serve`: from a command line to `ServerArgs`, then the server."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+import click
+
+from servekit.cli.config_file import read_config_file
+from servekit.cli.flags import FLAGS, MODEL_FLAGS, OTHER, Flag
+from servekit.cli.flags import MODEL as MODEL_GROUP
+from servekit.cli.options import Command, Option, Size, one_line
+from servekit.config.server_args import CHOICES, ConfigError, ServerArgs, flag_of
+
+PROGRAM = "servekit-serve"
+ENV_PREFIX = "SERVEKIT"
+USAGE, INTERRUPTED = 2, 130
+
+
+def parse(arguments: Sequence[str]) -> ServerArgs:
+    """Settings from a command line, the environment and a configuration file, checked.
+
+    Raises:
+        click.ClickException: a flag is unknown or its value wrong.
+        click.exceptions.Exit: `--help` or `--version` was asked for and answered.
+        ConfigError: values that can't be, by themselves or together.
+    """
+    command = make_command()
+    with command.make_context(PROGRAM, list(arguments), auto_envvar_prefix=ENV_PREFIX) as ctx:
+        values = {name: value for name, value in ctx.params.items() if name not in ("config", "positional_model")}
+        positional = ctx.params["positional_model"]
+    if positional is not None:
+        explicit = ctx.get_parameter_source("model") is click.core.ParameterSource.COMMANDLINE
+        if explicit and values["model"] != positional:
+            raise click.UsageError(f"the model is named twice: {positional!r} and --model {values['model']!r}")
+        values["model"] = positional
+    args = ServerArgs(**values)
+    args.validate()
+    return args
+
+
+def make_command() -> click.Command:
+    """The command with all its flags."""
+    params: list[click.Parameter] = [
+        click.Argument(["positional_model"], required=False, metavar="[MODEL]"),
+        Option([MODEL_FLAGS[0], "model"], aliases=MODEL_FLAGS[1:], group=MODEL_GROUP, hidden=True),
+        *map(_option, FLAGS),
+        Option(
+            ["--config"],
+            group=OTHER,
+            type=click.Path(path_type=Path),
+            metavar="FILE",
+            is_eager=True,
+            callback=_use_config_file,
+            help="YAML or TOML with values for these flags.",
+        ),
+        Option(
+            ["--version"],
+            group=OTHER,
+            is_flag=True,
+            is_eager=True,
+            expose_value=False,
+            allow_from_autoenv=False,
+            callback=_print_version,
+            help="Print version and build, and exit.",
+        ),
+    ]
+    return Command(
+        PROGRAM,
+        params=params,
+        help="Serve a language model over HTTP, as OpenAI's API.\n\n"
+        "MODEL is a folder, a .gguf file or a hub id; without it, the demo model is served.",
+        context_settings={"max_content_width": 110, "help_option_names": ["--help", "-h"]},
+    )
+
+
+def _option(flag: Flag) -> Option:
+    """Click's option for a flag; type and default are those of the field."""
+    default = getattr(_DEFAULTS, flag.field)
+    name = flag_of(flag.field)
+    kind: Any = _type_of(flag.field)
+    if kind is bool:
+        names = [f"{name}/--no-{name[2:]}", flag.field]
+        return Option(names, group=flag.group, default=default, help=f"{flag.help}  [off]")
+    if flag.field in CHOICES:
+        kind = click.Choice(CHOICES[flag.field])
+    elif flag.field == "max_body_size":
+        kind = Size()
+    shown = _shown(flag, default)
+    return Option(
+        [name, flag.field],
+        aliases=flag.aliases,
+        group=flag.group,
+        type=kind,
+        default=default,
+        metavar=flag.metavar,
+        help=f"{flag.help}  [{shown}]" if shown else flag.help,
+    )
+
+
+def _shown(flag: Flag, default: Any) -> str:
+    """What the help says of the default."""
+    if flag.default is not None or default is None:
+        return flag.default or ""
+    if flag.field == "max_body_size":
+        return f"{default >> 20}MiB"
+    return f"{default:g}" if isinstance(default, float) else str(default)
+
+
+_DEFAULTS = ServerArgs()
+_HINTS = get_type_hints(ServerArgs)
+
+
+def _type_of(field: str) -> type:
+    """str, int, float or bool; a field that may be None has the type of its other values."""
+    hint = _HINTS[field]
+    return next((each for each in get_args(hint) if each is not type(None)), hint)
+
+
+def _use_config_file(ctx: click.Context, param: click.Parameter, value: Path | None) -> None:
+    if value is not None:
+        ctx.default_map = read_config_file(value, ctx.command)
+
+
+def _print_version(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    if value:
+        from servekit import _core
+
+        click.echo("\n".join(f"{key}: {what}" for key, what in _core.build_info().items()))
+        ctx.exit()
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Entry of the console script; ends the process with the status that tells how it went."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    try:
+        args = parse(arguments)
+    except click.exceptions.Exit as leave:
+        sys.exit(leave.exit_code)
+    except click.Abort:
+        sys.exit(INTERRUPTED)
+    except click.ClickException as error:
+        click.echo(f"{PROGRAM}: error: {one_line(error, make_command())}", err=True)
+        sys.exit(USAGE)
+    except ConfigError as error:
+        click.echo(f"{PROGRAM}: error: {error}", err=True)
+        sys.exit(USAGE)
+    from servekit.runtime.supervisor import serve
+
+    sys.exit(serve(args))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,394 @@
+"""A rank without a model: every running request gets one token a step. The cheapest process of the server.
+
+It speaks the wire, takes aborts and reports load as a real rank does, so everything around a model can be tested and
+measured with it. Unscripted requests cycle `CYCLE` from its first id up to their limit of new tokens; a script
+(`mock_script.py`) gives single requests other tokens, other timings and faults.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import random
+import signal
+import struct
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from servekit.messages import requests as r
+from servekit.messages.batches import BatchEmbeddingOutput, BatchTokenIDOutput, FinishReason
+from servekit.messages.envelope import Envelope, Kind, Load
+from servekit.scheduler.mock_script import Fault, Rule, Rules, Script, ScriptError, load_script
+from servekit.transport.rank_link import RankLink
+
+if TYPE_CHECKING:
+    from servekit.runtime.child import ChildContext
+
+logger = logging.getLogger("servekit.scheduler")
+
+CYCLE = (260, 282, 253, 284, 418, 355, 314, 327, 911, 1250, 2504, 3410)
+"""Ids of frequent words in the demo model's vocabulary."""
+MAX_RUNNING_REQUESTS = 4096
+EMBEDDING_DIMENSIONS = 8
+REPORT_WITHIN_S = 0.01
+"""A changed load that no step will report within this time is reported by an empty batch."""
+
+_IDS = tuple(struct.pack("<I", token) for token in CYCLE)
+
+
+class _Request:
+    """One request: `done` new tokens of `limit`, `rows` rows so far, the next one due at `due`."""
+
+    __slots__ = ("done", "due", "limit", "prompt", "rid", "rows", "rule", "stops")
+
+    def __init__(self, rid: int, prompt: int, limit: int, stops: frozenset[int], rule: Rule | None) -> None:
+        self.rid, self.prompt, self.limit, self.stops, self.rule = rid, prompt, limit, stops, rule
+        self.done = self.rows = 0
+        self.due = 0.0
+
+
+class _Rows:
+    """Columns of the step that is being made."""
+
+    def __init__(self) -> None:
+        self.rids: list[int] = []
+        self.ids: list[bytes] = []
+        self.prompts: list[int] = []
+        self.done: list[int] = []
+        self.ends: dict[int, FinishReason] = {}
+
+    def add(self, request: _Request, ids: bytes, end: FinishReason | None = None) -> None:
+        """One row."""
+        if end is not None:
+            self.ends[len(self.rids)] = end
+        self.rids.append(request.rid)
+        self.ids.append(ids)
+        self.prompts.append(request.prompt)
+        self.done.append(request.done)
+
+    def batch(self) -> BatchTokenIDOutput:
+        """The columns as a message."""
+        ends = [self.ends.get(i) for i in range(len(self.rids))] if self.ends else None
+        return BatchTokenIDOutput(
+            rids=self.rids,
+            finished_reasons=ends,
+            prompt_tokens=self.prompts,
+            completion_tokens=self.done,
+            decode_ids=self.ids,
+        )
+
+
+class MockRank:
+    """A `Rank` that computes nothing.
+
+    Attributes:
+        info: what it can do; there is no cache, so the pool is as large as its batch can ask for.
+    """
+
+    def __init__(
+        self, *, rank: int, epoch: int, step_s: float, max_len: int, most: int, pool: int, rules: Rules
+    ) -> None:
+        """Set up an idle rank.
+
+        Args:
+            rank, epoch: which one it is.
+            step_s: seconds of a step; 0 steps as fast as it can.
+            max_len: context in tokens.
+            most: most requests that run at once.
+            pool: tokens that it pretends to have room for.
+            rules: what its script says.
+        """
+        self.info: dict[str, Any] = {
+            "engine": "mock",
+            "device": "none",
+            "dtype": "none",
+            "max_model_len": max_len,
+            "max_running_requests": most,
+            "kv_pool_tokens": pool,
+        }
+        self._rank, self._epoch, self._step_s = rank, epoch, step_s
+        self._max_len, self._most, self._pool = max_len, most, pool
+        self._rules = rules
+        self._running: dict[int, _Request] = {}
+        self._waiting: deque[_Request] = deque()
+        self._held = self._pending = 0
+        self._embeddings: list[r.TokenizedEmbeddingReqInput] = []
+        self._closing = _Rows()
+        self._finish_again: list[_Request] = []
+        self._reported: tuple[Load | None, int] = (None, 0)
+        self._frozen: tuple[Load | None, int] = (None, 0)
+        self._frozen_until = 0.0
+
+    # The loop
+
+    def run(self, link: RankLink, stopping: Callable[[], bool]) -> None:
+        """Serve until `stopping()`: blocks while idle, sleeps exactly to the next step otherwise."""
+        next_step = 0.0
+        idle = True
+        while not stopping():
+            if idle:
+                messages = link.receive(None)
+                next_step = time.monotonic() + self._step_s
+            else:
+                messages = link.receive(max(0.0, next_step - time.monotonic()))
+            for envelope, body in messages:
+                self._take(link, envelope, body)
+            self._admit()
+            now = time.monotonic()
+            if self._busy() and now >= next_step:
+                self._step(link, now)
+                # A rank that fell behind catches up by one step, not by a burst.
+                next_step = max(next_step + self._step_s, time.monotonic() - self._step_s)
+            elif self._closing.rids or next_step - now > REPORT_WITHIN_S or not self._busy():
+                self._report(link)
+            idle = not self._busy()
+        self._close_all(link)
+
+    def _busy(self) -> bool:
+        return bool(self._running or self._embeddings or self._finish_again)
+
+    # Messages
+
+    def _take(self, link: RankLink, envelope: Envelope, body: Any) -> None:
+        match envelope.kind:
+            case Kind.GENERATE:
+                self._accept(body)
+            case Kind.EMBEDDING:
+                self._embeddings.append(body)
+            case Kind.ABORT:
+                self._abort(body.rid)
+            case Kind.GET_STATE:
+                link.reply(envelope, r.ControlReply(True, data=json.dumps(self._state()).encode()))
+            case other:
+                link.reply(envelope, r.ControlReply(False, f"the mock rank does not know {other.name}"))
+
+    def _accept(self, body: r.TokenizedGenerateReqInput) -> None:
+        if body.rid in self._running or any(request.rid == body.rid for request in self._waiting):
+            logger.warning("request %d came twice, the second is ignored", body.rid)
+            return
+        prompt = len(body.input_ids) // 4
+        rule = self._rules.match(body.input_ids)
+        limit = min(body.sampling_params.max_new_tokens, self._max_len - prompt)
+        request = _Request(body.rid, prompt, limit, frozenset(body.sampling_params.stop_token_ids), rule)
+        if limit < 1:
+            message = f"the prompt of {prompt} tokens leaves no room in a context of {self._max_len}"
+            self._closing.add(request, b"", FinishReason("error", message=message, status=400))
+            return
+        self._waiting.append(request)
+        self._pending += prompt
+
+    def _admit(self) -> None:
+        while self._waiting and len(self._running) < self._most:
+            request = self._waiting.popleft()
+            self._pending -= request.prompt
+            self._held += request.prompt
+            self._running[request.rid] = request
+            if request.rule is not None and request.rule.first_ms is not None:
+                request.due = time.monotonic() + request.rule.first_ms / 1000
+
+    def _abort(self, rid: int) -> None:
+        request = self._running.get(rid)
+        if request is not None:
+            self._release(request)
+        else:
+            request = next((each for each in self._waiting if each.rid == rid), None)
+            if request is None:
+                self._embeddings = [each for each in self._embeddings if each.rid != rid or self._drop(each)]
+                return
+            self._waiting.remove(request)
+            self._pending -= request.prompt
+        self._closing.add(request, b"", FinishReason("abort"))
+
+    def _drop(self, body: r.TokenizedEmbeddingReqInput) -> bool:
+        request = _Request(body.rid, len(body.input_ids) // 4, 0, frozenset(), None)
+        self._closing.add(request, b"", FinishReason("abort"))
+        return False
+
+    def _release(self, request: _Request) -> None:
+        del self._running[request.rid]
+        self._held -= request.prompt + request.done
+
+    # Steps
+
+    def _step(self, link: RankLink, now: float) -> None:
+        rows, self._closing = self._closing, _Rows()
+        again, self._finish_again = self._finish_again, []
+        for request in again:
+            rows.add(request, b"", FinishReason("length"))
+        ended = []
+        for request in self._running.values():
+            if request.rule is None and not request.stops:
+                ids = _IDS[request.done % len(_IDS)]
+                request.done += 1
+                self._held += 1
+                if request.done < request.limit:
+                    rows.add(request, ids)
+                    continue
+                end: FinishReason | None = FinishReason("length")
+                rows.add(request, ids, end)
+            else:
+                end = self._play(link, request, now, rows)
+            if end is not None:
+                ended.append(request)
+        for request in ended:
+            self._release(request)
+        self._admit()
+        if self._embeddings:
+            embeddings, self._embeddings = self._embeddings, []
+            self._send(link, _embed(embeddings))
+        if rows.rids:
+            self._send(link, rows.batch())
+
+    def _play(self, link: RankLink, request: _Request, now: float, rows: _Rows) -> FinishReason | None:
+        """One step of a request that has a rule or stop tokens; its end if it ends."""
+        if now < request.due:
+            return None
+        rule = request.rule or Rule()
+        if rule.step_ms is not None:
+            request.due = max(request.due, now) + rule.step_ms / 1000
+        faults = {fault.kind: fault for fault in rule.faults if fault.at == request.rows}
+        self._strike(link, faults)
+        tokens, end = self._next_tokens(request, rule)
+        if "bad_utf8" in faults:
+            tokens = self._rules.bad_ids
+        tokens, end = _cut(request, tokens, end)
+        request.done += len(tokens)
+        request.rows += 1
+        self._held += len(tokens)
+        if end is not None:
+            kinds = {fault.kind for fault in rule.faults}
+            if "double_finish" in kinds:
+                self._finish_again.append(request)
+            if "lost_finish" in kinds:
+                rows.add(request, struct.pack(f"<{len(tokens)}I", *tokens))
+                return end
+        rows.add(request, struct.pack(f"<{len(tokens)}I", *tokens), end)
+        return end
+
+    def _next_tokens(self, request: _Request, rule: Rule) -> tuple[list[int], FinishReason | None]:
+        if rule.tokens is None:
+            return [CYCLE[request.done % len(CYCLE)]], None
+        n = len(rule.tokens)
+        last = not rule.repeat and request.rows >= n - 1
+        tokens: list[int] = []
+        if n:
+            step = rule.tokens[request.rows % n]
+            tokens = [step] if isinstance(step, int) else list(step)
+        finish = rule.finish
+        return tokens, FinishReason(finish.type, finish.matched, finish.message, finish.status) if last else None
+
+    def _strike(self, link: RankLink, faults: dict[str, Fault]) -> None:
+        for kind, fault in faults.items():
+            match kind:
+                case "die":
+                    if fault.status is None:
+                        os.kill(os.getpid(), signal.SIGKILL)
+                    os._exit(fault.status or 0)
+                case "hang" | "slow":
+                    time.sleep(fault.for_ms / 1000)
+                case "malformed":
+                    link.send_raw(Envelope(Kind.BATCH_TOKEN_ID, rank=self._rank, rows=1), b"\xc1 no batch")
+                case "stale_report" | "missing_report":
+                    self._frozen = self._reported if kind == "stale_report" else (None, 0)
+                    self._frozen_until = time.monotonic() + fault.for_ms / 1000
+
+    # Reports
+
+    def _load(self) -> Load:
+        waiting = len(self._waiting) + len(self._embeddings)
+        return Load(len(self._running), waiting, self._held, self._pending, self._pool)
+
+    def _send(self, link: RankLink, batch: BatchTokenIDOutput | BatchEmbeddingOutput) -> None:
+        if time.monotonic() < self._frozen_until:
+            load, seen = self._frozen
+            link.send_batch(batch, load, last_dispatch=seen)
+            return
+        self._reported = (self._load(), link.last_dispatch)
+        link.send_batch(batch, self._reported[0])
+
+    def _report(self, link: RankLink) -> None:
+        """Send what must not wait for a step: ends of aborted requests, and a load that changed."""
+        rows, self._closing = self._closing, _Rows()
+        if rows.rids or self._reported != (self._load(), link.last_dispatch):
+            self._send(link, rows.batch() if rows.rids else BatchTokenIDOutput(rids=[]))
+
+    def _state(self) -> dict[str, Any]:
+        return {
+            "engine": "mock",
+            "rank": self._rank,
+            "epoch": self._epoch,
+            "pid": os.getpid(),
+            "running": len(self._running),
+            "waiting": len(self._waiting) + len(self._embeddings),
+            "held_tokens": self._held,
+            "pending_tokens": self._pending,
+            "pool_tokens": self._pool,
+            "pages_held": 0,
+            "requests": [str(rid) for rid in [*self._running, *(request.rid for request in self._waiting)]],
+        }
+
+    def _close_all(self, link: RankLink) -> None:
+        rows, self._closing = self._closing, _Rows()
+        for request in [*self._running.values(), *self._waiting]:
+            rows.add(request, b"", FinishReason("error", message="the rank was stopped", status=503))
+        for body in self._embeddings:
+            request = _Request(body.rid, len(body.input_ids) // 4, 0, frozenset(), None)
+            rows.add(request, b"", FinishReason("error", message="the rank was stopped", status=503))
+        self._running.clear()
+        self._waiting.clear()
+        self._embeddings.clear()
+        self._held = self._pending = 0
+        if rows.rids:
+            self._send(link, rows.batch())
+
+
+def _cut(request: _Request, tokens: list[int], end: FinishReason | None) -> tuple[list[int], FinishReason | None]:
+    """A step's tokens up to the request's limit or its first stop token, and why it ends there."""
+    for i, token in enumerate(tokens):
+        if token in request.stops:
+            return tokens[: i + 1], FinishReason("stop", matched=token)
+        if request.done + i + 1 >= request.limit:
+            # A script's own end at this very token tells more than the limit.
+            return tokens[: i + 1], end if end is not None and i + 1 == len(tokens) else FinishReason("length")
+    return tokens, end
+
+
+def _embed(bodies: list[r.TokenizedEmbeddingReqInput]) -> BatchEmbeddingOutput:
+    """Unit vectors that depend on the prompt alone."""
+    vectors = []
+    for body in bodies:
+        source = random.Random(body.input_ids)
+        values = [source.gauss(0.0, 1.0) for _ in range(body.dimensions or EMBEDDING_DIMENSIONS)]
+        norm = sum(value * value for value in values) ** 0.5 or 1.0
+        vectors.append(struct.pack(f"<{len(values)}f", *(value / norm for value in values)))
+    return BatchEmbeddingOutput(
+        rids=[body.rid for body in bodies],
+        finished_reasons=[FinishReason("stop")] * len(bodies),
+        prompt_tokens=[len(body.input_ids) // 4 for body in bodies],
+        completion_tokens=[0] * len(bodies),
+        embeddings=vectors,
+    )
+
+
+def create_mock_rank(ctx: ChildContext) -> MockRank:
+    """The factory that `--engine mock` names; gives up the start if the script can't be used."""
+    args, ports, model = ctx.config.server_args, ctx.config.port_args, ctx.config.model_info
+    try:
+        script = load_script(Path(args.mock_script)) if args.mock_script else Script()
+        rules = Rules(script, ctx.index, ports.tokenizer_file)
+    except ScriptError as error:
+        ctx.fail(str(error))
+    most = args.max_running_requests or MAX_RUNNING_REQUESTS
+    return MockRank(
+        rank=ctx.index,
+        epoch=ctx.epoch,
+        step_s=args.mock_step_ms / 1000,
+        max_len=model.max_model_len,
+        most=most,
+        pool=args.max_total_tokens or most * model.max_model_len,
+        rules=rules,
+    )
