@@ -169,11 +169,9 @@ def _pre_tokenizer_name(file: GgufFile) -> str:
 
 def _listed_merges(file: GgufFile, vocabulary: dict[str, int]) -> Iterator[tuple[str, str]]:
     for merge in _strings(file, "merges"):
-        # The first character may be a space itself.
-        cut = merge.find(" ", 1)
-        left, right = merge[:cut], merge[cut + 1 :]
+        left, _, right = merge.partition(" ")
         # Some files list merges of tokens that they don't have; such a merge can never happen.
-        if cut > 0 and left in vocabulary and right in vocabulary and left + right in vocabulary:
+        if left in vocabulary and right in vocabulary and left + right in vocabulary:
             yield left, right
 
 
