@@ -162,6 +162,7 @@ class MockRank:
             case Kind.ABORT:
                 self._abort(body.rid)
             case Kind.GET_STATE:
+                self._admit()
                 link.reply(envelope, r.ControlReply(True, data=json.dumps(self._state()).encode()))
             case other:
                 link.reply(envelope, r.ControlReply(False, f"the mock rank does not know {other.name}"))
