@@ -9,7 +9,6 @@ from pathlib import Path
 
 import msgspec
 import pytest
-
 from servekit.runtime import run_dir
 from servekit.runtime.ownership import Owner, process_start
 from servekit.runtime.run_dir import RunDir, RunDirError, create_run_dir, sweep_run_dirs

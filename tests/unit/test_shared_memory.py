@@ -8,7 +8,6 @@ import sys
 
 import msgspec
 import pytest
-
 from servekit.runtime import shared_memory
 from servekit.runtime.shared_memory import (
     SegmentError,
@@ -44,7 +43,7 @@ NAME = segment_name(os.getpid(), "config")
 def test_read_gives_what_was_written():
     fd = write_to_shared_memory(Thing("a", [1, 2]), NAME)
     assert read_from_shared_memory(NAME, Thing) == Thing("a", [1, 2])
-    assert os.stat(segment_path(NAME)).st_mode & 0o777 == 0o600
+    assert segment_path(NAME).stat().st_mode & 0o777 == 0o600
     os.close(fd)
     unlink_segment(NAME)
     unlink_segment(NAME)

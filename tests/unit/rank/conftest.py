@@ -10,7 +10,6 @@ from typing import Any
 import msgspec
 import pytest
 import zmq
-
 from servekit.config.port_args import PortArgs
 from servekit.messages import requests as r
 from servekit.messages.columns import BATCHES, schema_hash

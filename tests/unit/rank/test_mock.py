@@ -10,7 +10,6 @@ import time
 from pathlib import Path
 
 import pytest
-
 from servekit.messages import requests as r
 from servekit.messages.envelope import Envelope, Kind, Load
 from servekit.scheduler.mock import CYCLE, MockRank

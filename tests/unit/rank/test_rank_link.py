@@ -6,7 +6,6 @@ import threading
 import time
 
 import pytest
-
 from servekit.messages import requests as r
 from servekit.messages.batches import BatchTokenIDOutput
 from servekit.messages.columns import schema_hash
@@ -122,7 +121,7 @@ def test_a_malformed_request_is_answered_with_one_error_row(control, link, body,
     greeted(control)
     control.send(Envelope(Kind.GENERATE, 5, rank=0, dispatch=1), body, raw)
     assert link.receive(0.05) == []
-    envelope, batch = control.receive()
+    _, batch = control.receive()
     assert (batch.rids, batch.finished_reasons[0].type, batch.finished_reasons[0].status) == ([5], "error", 400)
     assert (link.dropped, link.last_dispatch) == (1, 1)
     control.generate(8)
