@@ -1,0 +1,259 @@
+//! One request in a shard.
+
+use crate::wire::columns::batch_token_id as columns;
+use crate::wire::msgpack::{Cursor, write_str};
+use crate::wire::{ScannedBatch, TextOptions};
+
+use super::carried::{Carried, Layout};
+use super::decoder::Decoder;
+use super::stops::Stops;
+use super::vocabulary::Vocabulary;
+
+/// Counts that a row of text shows, as last seen.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Seen {
+    pub(super) prompt_tokens: i64,
+    pub(super) cached_tokens: i64,
+    pub(super) retraction_count: i64,
+    pub(super) dp_rank: i64,
+}
+
+/// How a request ends.
+pub(super) enum End {
+    /// As the rank says, in the row's finished reason.
+    Rank,
+    /// A stop string, by the shard.
+    Stop(String),
+}
+
+/// What is to be sent after a step.
+pub(super) struct Step {
+    /// Tokens generated, up to the stop.
+    pub(super) completion_tokens: u64,
+    /// Set in a request's last step.
+    pub(super) end: Option<End>,
+}
+
+/// State of a request between two steps.
+pub(super) struct Request {
+    skip_special: bool,
+    keep_stop: bool,
+    keep_end_token: bool,
+    /// Text goes to the client.
+    want_text: bool,
+    pub(super) want_ids: bool,
+    /// Rows are sent as text comes, not only at the end.
+    stream: bool,
+    /// Text is needed, for the client or to find stop strings.
+    decodes: bool,
+    decoder: Decoder,
+    stops: Option<Stops>,
+    /// Text that is not sent yet; UTF-8.
+    text: Vec<u8>,
+    /// Bytes of text sent.
+    sent: u64,
+    /// Ids seen.
+    pub(super) generated: u64,
+    carried: Option<Box<Carried>>,
+    pub(super) seen: Seen,
+}
+
+impl Request {
+    pub(super) fn new(options: &TextOptions, stream: bool, has_vocabulary: bool) -> Self {
+        let stops = Stops::new(&options.stops);
+        let want_ids = options.ids || !has_vocabulary;
+        Self {
+            skip_special: options.skip_special_tokens,
+            keep_stop: options.include_stop || options.no_stop_trim,
+            keep_end_token: options.no_stop_trim,
+            want_text: options.text && has_vocabulary,
+            want_ids,
+            stream,
+            decodes: has_vocabulary && (options.text || stops.is_some()),
+            decoder: Decoder::default(),
+            stops,
+            text: Vec::new(),
+            sent: 0,
+            generated: 0,
+            carried: want_ids.then(Box::default),
+            seen: Seen { prompt_tokens: 0, cached_tokens: 0, retraction_count: 0, dp_rank: -1 },
+        }
+    }
+
+    /// Take a row in.
+    ///
+    /// # Errors
+    /// What is wrong with the row, for the client.
+    pub(super) fn step(
+        &mut self,
+        vocabulary: Option<&Vocabulary>,
+        layout: &Layout,
+        batch: &ScannedBatch,
+        row: usize,
+        carries: bool,
+    ) -> Result<Step, String> {
+        self.see(batch, row);
+        let ids = decode_ids(batch, row)?;
+        if carries && self.carried.is_none() {
+            self.carried = Some(Box::default());
+        }
+        let finished = batch.finished(row);
+        // The end token has an id and a count but no text.
+        let silent = if finished && !self.keep_end_token { matched_id(batch, row) } else { None };
+        let mut stop = None;
+        let mut taken = 0;
+        for (i, id) in ids.iter().map(|id| u32::from_le_bytes(*id)).enumerate() {
+            taken = i + 1;
+            let start = self.text.len();
+            if let Some(vocabulary) = vocabulary.filter(|_| self.decodes && !(taken == ids.len() && silent == Some(id)))
+            {
+                self.decoder.push(vocabulary, id, self.skip_special, &mut self.text)?;
+            }
+            if let Some(carried) = &mut self.carried {
+                carried.push(id, self.sent + (self.text.len() + self.decoder.held()) as u64);
+            }
+            stop = self.find_stop(start);
+            if stop.is_some() {
+                break;
+            }
+        }
+        let before = self.generated;
+        self.generated += taken as u64;
+        let cut = ids.len() - taken;
+        if let Some(carried) = self.carried.as_mut().filter(|_| carries) {
+            // Columns are aligned with all ids of the row, so those behind the stop count until they are cut.
+            ids[taken..].iter().for_each(|id| carried.push(u32::from_le_bytes(*id), u64::MAX));
+            carried.push_columns(layout, batch, row, ids.len())?;
+            carried.drop_last(cut);
+            carried.cut_columns(layout);
+        }
+        if finished && stop.is_none() {
+            let start = self.text.len();
+            if let Some(vocabulary) = vocabulary.filter(|_| self.decodes) {
+                self.decoder.finish(vocabulary, &mut self.text)?;
+            }
+            stop = self.find_stop(start);
+        }
+        let all = batch.element(columns::COMPLETION_TOKENS, row).and_then(|item| Cursor::new(item).uint().ok());
+        let all = all.unwrap_or(before + ids.len() as u64);
+        let end = match stop {
+            Some(stop) => Some(End::Stop(stop)),
+            None if finished => Some(End::Rank),
+            None => None,
+        };
+        Ok(Step { completion_tokens: all.saturating_sub(cut as u64), end })
+    }
+
+    /// Look for a stop string in the text from `start` on; if there is one, the text ends there.
+    fn find_stop(&mut self, start: usize) -> Option<String> {
+        let (end, len) = self.stops.as_mut()?.find(&self.text[start..])?;
+        let end = start + end;
+        let stop = String::from_utf8_lossy(&self.text[end - len..end]).into_owned();
+        self.text.truncate(if self.keep_stop { end } else { end - len });
+        Some(stop)
+    }
+
+    /// Text that may be sent now, in bytes.
+    fn sendable(&self, ended: bool) -> usize {
+        let held = self.stops.as_ref().map_or(0, Stops::held);
+        if ended { self.text.len() } else { self.text.len() - held }
+    }
+
+    /// Tokens that go with that much text.
+    fn releasable(&self, bytes: usize, ended: bool) -> usize {
+        let released =
+            |carried: &Carried| if ended { carried.waiting() } else { carried.released(self.sent + bytes as u64) };
+        self.carried.as_deref().map_or(0, released)
+    }
+
+    /// What a row carries now; None if it has nothing to say.
+    pub(super) fn take(&mut self, ended: bool) -> Option<Release<'_>> {
+        if !ended && !self.stream {
+            return None;
+        }
+        let bytes = self.sendable(ended);
+        let tokens = self.releasable(bytes, ended);
+        let says = ended || (self.want_text && bytes > 0) || (self.want_ids && tokens > 0);
+        says.then_some(Release { request: self, bytes, tokens })
+    }
+
+    /// End without a rank's word: the text so far becomes final.
+    ///
+    /// # Errors
+    /// The tokenizer's decoder failed.
+    pub(super) fn cut_off(&mut self, vocabulary: Option<&Vocabulary>) -> Result<(), String> {
+        match vocabulary.filter(|_| self.decodes) {
+            Some(vocabulary) => self.decoder.finish(vocabulary, &mut self.text),
+            None => Ok(()),
+        }
+    }
+
+    fn see(&mut self, batch: &ScannedBatch, row: usize) {
+        let number = |column| batch.element(column, row).and_then(|item| Cursor::new(item).int().ok());
+        let seen = &mut self.seen;
+        seen.prompt_tokens = number(columns::PROMPT_TOKENS).unwrap_or(seen.prompt_tokens);
+        seen.cached_tokens = number(columns::CACHED_TOKENS).unwrap_or(seen.cached_tokens);
+        seen.retraction_count = number(columns::RETRACTION_COUNTS).unwrap_or(seen.retraction_count);
+        seen.dp_rank = number(columns::DP_RANKS).unwrap_or(seen.dp_rank);
+    }
+}
+
+/// What goes into a row of text; written out once, in this order.
+pub(super) struct Release<'a> {
+    request: &'a mut Request,
+    bytes: usize,
+    tokens: usize,
+}
+
+impl Release<'_> {
+    pub(super) fn write_text(&mut self, out: &mut Vec<u8>) {
+        let Request { text, sent, want_text, .. } = &mut *self.request;
+        write_str(out, if *want_text { &text[..self.bytes] } else { b"" });
+        text.drain(..self.bytes);
+        *sent += self.bytes as u64;
+    }
+
+    /// False, and nothing written, if the client wants no ids.
+    pub(super) fn write_ids(&mut self, out: &mut Vec<u8>) -> bool {
+        match self.request.carried.as_deref().filter(|_| self.request.want_ids) {
+            Some(carried) => {
+                carried.write_ids(self.tokens, out);
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// False, and nothing written, if there is nothing in column `i` of the layout.
+    pub(super) fn write_column(&mut self, layout: &Layout, i: usize, out: &mut Vec<u8>) -> bool {
+        self.request.carried.as_deref_mut().is_some_and(|carried| carried.write_column(layout, i, self.tokens, out))
+    }
+
+    /// The row is written.
+    pub(super) fn done(self) {
+        if let Some(carried) = &mut self.request.carried {
+            carried.release(self.tokens);
+        }
+    }
+}
+
+/// New ids of a row.
+fn decode_ids(batch: &ScannedBatch, row: usize) -> Result<&[[u8; 4]], String> {
+    match batch.element(columns::DECODE_IDS, row) {
+        None | Some([0xc0]) => Ok(&[]),
+        Some(item) => match Cursor::new(item).bin().map(<[u8]>::as_chunks::<4>) {
+            Ok((ids, [])) => Ok(ids),
+            _ => Err("decode_ids of the row are no ids".to_owned()),
+        },
+    }
+}
+
+/// The end token in a finished reason of type stop.
+fn matched_id(batch: &ScannedBatch, row: usize) -> Option<u32> {
+    let mut cursor = Cursor::new(batch.element(columns::FINISHED_REASONS, row)?);
+    let fields = cursor.array().ok()?;
+    if fields < 2 || cursor.str().ok()? != b"stop" {
+        return None;
+    }
+    cursor.uint().ok().and_then(|id| u32::try_from(id).ok())
+}

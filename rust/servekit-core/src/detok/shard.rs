@@ -1,0 +1,190 @@
+//! A part of the running requests, and what becomes of their rows.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use crate::split::split_rows_by_worker;
+use crate::wire::columns::batch_token_id as columns;
+use crate::wire::{Kind, Rid, Route, ScannedBatch, TextOptions};
+
+use super::carried::Layout;
+use super::output::{Reason, Rows, ShardOutput, WorkerFrame};
+use super::request::{End, Request};
+use super::vocabulary::Vocabulary;
+
+/// HTTP status of what is the server's fault.
+const SERVER_ERROR: u16 = 500;
+
+/// The shard, of `shards`, that a request belongs to.
+///
+/// # Panics
+/// `shards` is zero.
+pub fn shard_of(rid: u64, shards: usize) -> usize {
+    // Fibonacci hashing: ids of one worker follow each other, and so spread evenly.
+    ((rid.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) % shards as u64) as usize
+}
+
+/// What a shard has counted since its start.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Counts {
+    /// Rows and failures of requests that it does not know: double finishes, and what came after an end.
+    pub dropped: u64,
+    /// Requests that ended because decoding them failed.
+    pub failed: u64,
+    /// Requests opened under an id that was in use.
+    pub duplicates: u64,
+}
+
+enum State {
+    Live(Box<Request>),
+    /// Ended here; the rank's finished row is still to come.
+    Closing,
+}
+
+/// One detokenizer thread's requests. It does no I/O and never blocks.
+pub struct Shard {
+    index: usize,
+    shards: usize,
+    vocabulary: Option<Arc<Vocabulary>>,
+    layout: Layout,
+    requests: HashMap<u64, State>,
+    counts: Counts,
+}
+
+impl Shard {
+    /// Shard `index` of `shards`; without a vocabulary it passes ids only.
+    pub fn new(index: usize, shards: usize, vocabulary: Option<Arc<Vocabulary>>) -> Self {
+        Self { index, shards, vocabulary, layout: Layout::new(), requests: HashMap::new(), counts: Counts::default() }
+    }
+
+    /// Begin a request. It must be known here before anything about it is said, a refusal included. One that is known
+    /// already goes on as it was, and is counted.
+    pub fn open(&mut self, rid: u64, options: TextOptions, stream: bool) {
+        match self.requests.entry(rid) {
+            Entry::Occupied(_) => self.counts.duplicates += 1,
+            Entry::Vacant(entry) => {
+                let request = Request::new(&options, stream, self.vocabulary.is_some());
+                entry.insert(State::Live(Box::new(request)));
+            }
+        }
+    }
+
+    /// Take this shard's rows of a batch. Rows of a request that is not open are dropped and counted. Batches that are
+    /// text or embeddings already pass as they are, split by worker.
+    pub fn batch(&mut self, batch: &ScannedBatch, out: &mut ShardOutput) {
+        if batch.kind() == Kind::BatchTokenId { self.detokenize(batch, out) } else { self.pass(batch, out) }
+    }
+
+    fn detokenize(&mut self, batch: &ScannedBatch, out: &mut ShardOutput) {
+        let mut frames: Vec<Rows> = Vec::new();
+        let mut places: HashMap<Route, usize> = HashMap::new();
+        let carries = self.layout.in_batch(batch);
+        for (row, rid) in batch.rids().iter().copied().enumerate() {
+            if self.shards > 1 && shard_of(rid, self.shards) != self.index {
+                continue;
+            }
+            let Entry::Occupied(mut entry) = self.requests.entry(rid) else {
+                self.counts.dropped += 1;
+                continue;
+            };
+            let finished = batch.finished(row);
+            let State::Live(request) = entry.get_mut() else {
+                if finished {
+                    entry.remove();
+                }
+                continue;
+            };
+            let vocabulary = self.vocabulary.as_deref();
+            let step = || request.step(vocabulary, &self.layout, batch, row, carries);
+            // What a failing decoder leaves behind belongs to this request alone, and goes with it.
+            let step =
+                catch_unwind(AssertUnwindSafe(step)).unwrap_or_else(|_| Err("the detokenizer failed".to_owned()));
+            let (completion_tokens, reason) = match &step {
+                Ok(step) => (
+                    step.completion_tokens,
+                    match &step.end {
+                        None => Reason::None,
+                        Some(End::Rank) => {
+                            Reason::Copied(batch.element(columns::FINISHED_REASONS, row).unwrap_or(&[0xc0]))
+                        }
+                        Some(End::Stop(matched)) => Reason::Stop(matched),
+                    },
+                ),
+                Err(message) => {
+                    self.counts.failed += 1;
+                    (request.generated, Reason::Failed("error", message, SERVER_ERROR))
+                }
+            };
+            let ended = !matches!(reason, Reason::None);
+            if let Some(release) = request.take(ended) {
+                let route = Rid(rid).route();
+                let place = *places.entry(route).or_insert_with(|| {
+                    frames.push(Rows::new(route));
+                    frames.len() - 1
+                });
+                frames[place].push(&self.layout, Rid(rid), row as u32, completion_tokens, &reason, release);
+            }
+            if finished {
+                entry.remove();
+            } else if ended {
+                entry.insert(State::Closing);
+                out.aborts.push(rid);
+            }
+        }
+        out.frames.extend(frames.into_iter().map(|rows| rows.into_frame(&self.layout, batch)));
+    }
+
+    fn pass(&mut self, batch: &ScannedBatch, out: &mut ShardOutput) {
+        let mine = |rid| self.shards == 1 || shard_of(rid, self.shards) == self.index;
+        for part in split_rows_by_worker(batch, mine) {
+            out.frames.push(WorkerFrame { route: part.route, rows: part.rows, body: (*part.body).as_ref().to_vec() });
+        }
+        for (row, rid) in batch.rids().iter().enumerate() {
+            if mine(*rid) && batch.finished(row) {
+                self.requests.remove(rid);
+            }
+        }
+    }
+
+    /// End an open request without its rank's word: `kind` is `error` or `abort`, `status` an HTTP status for errors. Text
+    /// that was held back goes out with the row. Whatever the rank still says of it is dropped.
+    ///
+    /// Returns whether the request was open; if it was not, nothing is sent and the call is counted.
+    pub fn fail(&mut self, rid: u64, status: u16, kind: &str, message: &str, out: &mut ShardOutput) -> bool {
+        match self.requests.remove(&rid) {
+            None => {
+                self.counts.dropped += 1;
+                false
+            }
+            Some(State::Closing) => false,
+            Some(State::Live(mut request)) => {
+                let vocabulary = self.vocabulary.as_deref();
+                let cut_off = || request.cut_off(vocabulary);
+                // The request ends with an error in any case; only its last, incomplete character is at stake.
+                if !matches!(catch_unwind(AssertUnwindSafe(cut_off)), Ok(Ok(()))) {
+                    self.counts.failed += 1;
+                }
+                let (seen, generated) = (request.seen, request.generated);
+                let mut rows = Rows::new(Rid(rid).route());
+                if let Some(release) = request.take(true) {
+                    let reason = Reason::Failed(kind, message, status);
+                    rows.push(&self.layout, Rid(rid), 0, generated, &reason, release);
+                }
+                out.frames.push(rows.into_single(&self.layout, seen));
+                true
+            }
+        }
+    }
+
+    /// Requests that it knows, those included that ended here and whose rank has not finished them.
+    pub fn live(&self) -> usize {
+        self.requests.len()
+    }
+
+    /// What it has counted.
+    pub fn counts(&self) -> Counts {
+        self.counts
+    }
+}

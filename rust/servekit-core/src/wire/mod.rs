@@ -1,0 +1,21 @@
+//! What the processes say to each other: the envelope, and bodies as far as they are read without decoding.
+
+mod column;
+pub mod columns;
+pub mod envelope;
+mod error;
+mod ext;
+pub(crate) mod msgpack;
+mod rid;
+mod scan;
+
+pub use column::{Carry, Column, ColumnKind};
+pub use columns::SCHEMA;
+pub use envelope::{Envelope, EnvelopeBuilder, Kind, Section, patch_request};
+pub use error::WireError;
+pub use ext::{Ext, Group, Load, TextOptions};
+pub use rid::{Rid, Route};
+pub(crate) use scan::{Cells, Lists, Tensor};
+pub use scan::{FinishType, ScannedBatch};
+/// Bytes of a frame that several threads hold at once.
+pub use servekit_zmq::SharedBytes;

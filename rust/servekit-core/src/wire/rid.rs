@@ -1,0 +1,75 @@
+//! Request ids and the routes in them.
+
+use std::fmt;
+
+const EPOCH_BITS: u32 = 12;
+const COUNTER_BITS: u32 = 40;
+
+/// A request id: 12 bits worker, 12 bits worker epoch, 40 bits counter. The id is the return address.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Rid(pub u64);
+
+impl Rid {
+    /// The id that a worker mints; parts beyond their bits are cut.
+    pub fn mint(worker: u16, epoch: u32, counter: u64) -> Self {
+        let route = (u64::from(worker & 0xfff) << EPOCH_BITS) | u64::from(epoch & 0xfff);
+        Self((route << COUNTER_BITS) | (counter & ((1 << COUNTER_BITS) - 1)))
+    }
+
+    /// Number of the worker that minted it.
+    pub fn worker(self) -> u16 {
+        self.route().worker
+    }
+
+    /// Low 12 bits of that worker's epoch.
+    pub fn epoch(self) -> u16 {
+        self.route().epoch
+    }
+
+    /// Where answers go.
+    pub fn route(self) -> Route {
+        let bits = self.0 >> COUNTER_BITS;
+        Route { worker: (bits >> EPOCH_BITS) as u16, epoch: (bits & 0xfff) as u16 }
+    }
+}
+
+impl From<u64> for Rid {
+    fn from(id: u64) -> Self {
+        Self(id)
+    }
+}
+
+impl From<Rid> for u64 {
+    fn from(rid: Rid) -> Self {
+        rid.0
+    }
+}
+
+/// One life of a worker: it names the socket on which that worker receives.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Route {
+    /// Number of the worker, below 4096.
+    pub worker: u16,
+    /// Low 12 bits of its epoch.
+    pub epoch: u16,
+}
+
+impl fmt::Display for Route {
+    /// File name of the socket, in the run directory.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "w{}-{}.ipc", self.worker, self.epoch)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_id_leads_back_to_its_worker() {
+        let rid = Rid::mint(4095, 7, 1 << 39);
+        assert_eq!((rid.worker(), rid.epoch()), (4095, 7));
+        assert_eq!(rid.route().to_string(), "w4095-7.ipc");
+        assert_eq!(Rid::mint(1, 4096 + 3, 5).epoch(), 3);
+    }
+}
