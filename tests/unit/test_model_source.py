@@ -212,6 +212,11 @@ class FakeHub(http.server.ThreadingHTTPServer):
         self.files = files
         self.seen: list[tuple[str, str]] = []
         self.tokens: set[str | None] = set()
+        self.forbidden = ""
+
+    def forbid(self, name: str) -> None:
+        """From now on the file is refused."""
+        self.forbidden = name
 
     def fetched(self) -> set[str]:
         return {path.split("/", 5)[5] for method, path in self.seen if method == "GET" and "/resolve/" in path}
@@ -231,6 +236,8 @@ class FakeHubHandler(http.server.BaseHTTPRequestHandler):
             self.refuse(404, "RevisionNotFound")
         elif path.startswith("/api/models/org/gated/"):
             self.refuse(403, "GatedRepo")
+        elif path.startswith("/api/models/org/refused/"):
+            self.refuse(400, "Whatever")
         elif path.startswith("/api/models/org/tiny/tree/"):
             tree = [
                 {"type": "file", "path": name, "size": len(content), "oid": hashlib.sha1(content).hexdigest()}
@@ -238,7 +245,11 @@ class FakeHubHandler(http.server.BaseHTTPRequestHandler):
             ]
             self.answer(json.dumps(tree).encode())
         elif path.startswith("/org/tiny/resolve/"):
-            content = self.server.files[path.split("/", 5)[5]]
+            name = path.split("/", 5)[5]
+            content = self.server.files[name]
+            if name == self.server.forbidden and self.command == "GET":
+                self.refuse(403, "Whatever")
+                return
             self.answer(content, ETag=f'"{hashlib.sha1(content).hexdigest()}"')
         else:
             self.refuse(401, "RepoNotFound")
@@ -348,6 +359,9 @@ def test_hub_failures_are_one_line(tmp_path: Path, hub: FakeHub) -> None:
     assert "no revision v9" in ask_hub(endpoint, tmp_path, model="org/tiny", revision="v9")[1]
     assert "accept the model's terms" in ask_hub(endpoint, tmp_path, model="org/gated")[1]
     assert "no name that the hub allows" in ask_hub(endpoint, tmp_path, model="a--b..c")[1]
+    assert ask_hub(endpoint, tmp_path, model="org/refused")[1] == "org/refused: the hub answered with status 400"
+    hub.forbid("tokenizer.json")
+    assert ask_hub(endpoint, tmp_path, model="org/tiny")[1].startswith("org/tiny: fetching it failed: ")
     unreachable = ask_hub("http://127.0.0.1:9", tmp_path, model="org/other")[1]
     assert unreachable == "org/other: no such file or folder, the hub can't be reached and its cache does not have it"
     assert "cache does not have it" in ask_hub(endpoint, tmp_path, offline=True, model="org/other")[1]

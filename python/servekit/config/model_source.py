@@ -224,7 +224,6 @@ def _text(file: GgufFile, key: str) -> str | None:
 def _fetch(hub_id: str, revision: str | None, files: Sequence[str]) -> Path:
     """Fetches the files into the hub's cache and returns their folder; what is there already is not fetched again."""
     # Half a second that only a model of the hub should cost.
-    import httpx
     import huggingface_hub
     from huggingface_hub import errors
 
@@ -244,10 +243,13 @@ def _fetch(hub_id: str, revision: str | None, files: Sequence[str]) -> Path:
     except errors.HFValidationError as error:
         raise ModelError(f"{hub_id}: no such file or folder, and no name that the hub allows") from error
     except errors.LocalEntryNotFoundError as error:
-        raise ModelError(
-            f"{hub_id}{at}: no such file or folder, the hub can't be reached and its cache does not have it"
-        ) from error
-    except (errors.HfHubHTTPError, httpx.HTTPError, OSError) as error:
+        answer = error.__cause__
+        if isinstance(answer, errors.HfHubHTTPError):
+            raise ModelError(f"{hub_id}{at}: the hub answered with status {answer.response.status_code}") from error
+        where = "the hub can't be reached and its cache does not have it"
+        raise ModelError(f"{hub_id}{at}: no such file or folder, {where}") from error
+    except Exception as error:
+        # The hub's client lets the errors of its HTTP library through, and that has been another one before.
         reason = str(error).strip().splitlines()
         raise ModelError(
             f"{hub_id}{at}: fetching it failed: {reason[0] if reason else type(error).__name__}"
