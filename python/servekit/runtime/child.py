@@ -95,7 +95,8 @@ class ChildContext:
         """Main's commands as they come, for a thread of its own; ends when main is gone.
 
         Each is an object with `command`: `stop` ends the process; HTTP workers get `fail_streams`, control gets
-        `fail_all`, both with `message`; control gets `rank_up` and `rank_down` with `rank`, `epoch` and `pid`.
+        `fail_all`, both with `message`; control gets `rank_up` with `rank` and `max_running`, and `rank_down` with
+        `rank` and `reason`.
         """
         while not self._channel.closed:
             yield from self._channel.receive(wait=True)
@@ -107,6 +108,11 @@ class ChildContext:
     def take_commands(self) -> list[dict[str, Any]]:
         """Commands that have arrived, without waiting; see `commands`."""
         return self._channel.receive()
+
+    @property
+    def orphaned(self) -> bool:
+        """Main's end of the line is closed: no command will come any more."""
+        return self._channel.closed
 
     def scheduler_info(self) -> SchedulerInfo | None:
         """What the ranks reported when they were ready; None until all are."""

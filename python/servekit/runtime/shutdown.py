@@ -66,7 +66,7 @@ def after_death(server: Server, dead: Child) -> int:
     logger.error("%s (pid %d) %s; the server ends", dead.title, dead.pid, dead.how_it_ended())
     control = server.control
     if dead.role == SCHEDULER and control is not None:
-        control.command("rank_down", rank=dead.index, epoch=dead.epoch, pid=dead.pid)
+        control.command("rank_down", rank=dead.index, reason=f"{dead.title} {dead.how_it_ended()}")
     at_once(server, f"{dead.title} died and the server ends")
     return DIED
 

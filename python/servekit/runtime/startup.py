@@ -102,7 +102,8 @@ def _tell_ranks(server: Server) -> None:
         return
     for child in server.of(SCHEDULER):
         if child.ready_after is not None and not child.announced:
-            child.announced = control.command("rank_up", rank=child.index, epoch=child.epoch, pid=child.pid)
+            most = int(child.info.get("max_running_requests") or 1)
+            child.announced = control.command("rank_up", rank=child.index, max_running=most)
 
 
 def announce(server: Server, took: float) -> None:

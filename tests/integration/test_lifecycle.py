@@ -1,0 +1,349 @@
+"""From start to end: what a server says, what it costs, how it dies, and that nothing of it is left."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+CONTROL, HTTP, RANK = "servekit::control", "servekit::http[0]", "servekit::scheduler[dp=0]"
+CONTEXT = 8192
+
+
+def test_start_answers_and_goes_without_a_trace(start, until):
+    server = start()
+    assert time.monotonic() - server.began < 2.0 * slowness()
+    assert httpx.get(f"{server.url}/ready", timeout=5).status_code == 200
+    assert set(server.processes()) == {"servekit::main", CONTROL, HTTP, RANK}
+    answer = server.complete()
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["usage"]["completion_tokens"] == 8
+    for title in (CONTROL, HTTP, RANK):
+        assert f"{title} ready in " in server.text()
+    assert f"context {CONTEXT} tokens, KV pool {4096 * CONTEXT} tokens, at most 4096 requests at once" in server.text()
+    assert server.stop() == 0
+    until(server.gone, 1)
+    assert server.traces() == []
+
+
+def slowness() -> float:
+    """How much slower than a quiet machine this one is now: other tests may share its cores."""
+    return max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+
+
+def test_the_printed_command_works(start):
+    server = start()
+    line = server.output.read_text().strip()
+    assert line.startswith("curl ")
+    done = subprocess.run(["/bin/sh", "-c", line + " -s"], capture_output=True, text=True, timeout=30)
+    assert '"chat.completion"' in done.stdout, done.stdout + done.stderr
+
+
+def test_segments_and_run_directory_are_private(start):
+    server = start()
+    segments = list(Path("/dev/shm").glob(f"servekit-{server.pid}-*"))
+    assert {path.name.rpartition("-")[2] for path in segments} == {"config", "state", "info"}
+    assert all(path.stat().st_mode & 0o777 == 0o600 for path in segments)
+    (run_dir,) = server.runtime.iterdir()
+    assert run_dir.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_secret_is_in_no_title_and_no_log(start):
+    server = start("--admin-api-key", "sesame-4711")
+    assert not [title for title in server.processes() if "4711" in title]
+    assert "4711" not in server.text() + server.output.read_text()
+
+
+def test_logs_as_json(start):
+    import json
+
+    server = start("--log-format", "json", wait=False)
+    wait_ready(server)
+    lines = [json.loads(line) for line in server.text().splitlines()]
+    assert {"time", "level", "title", "epoch", "pid", "message"} <= set(lines[0])
+    assert any("served on" in line["message"] for line in lines)
+
+
+def wait_ready(server) -> None:
+    deadline = time.monotonic() + 30
+    while "served on" not in server.text():
+        assert server.process.poll() is None and time.monotonic() < deadline, server.text()
+        time.sleep(0.01)
+    server.processes()
+
+
+# Start-up failures
+
+
+def fails(server, status: int, complaint: str, seconds: float = 2.0) -> None:
+    assert server.process.wait(30) == status, server.text()
+    took = time.monotonic() - server.began
+    assert took < seconds * slowness(), took
+    lines = [line for line in server.text().splitlines() if line.startswith("servekit-serve: error: ")]
+    assert len(lines) == 1 and complaint in lines[0], server.text()
+    assert server.gone() and server.traces() == []
+
+
+def test_a_bad_flag(start):
+    fails(start("--prot", "1", wait=False), 2, "did you mean --port?")
+
+
+def test_a_model_that_is_not_there(start):
+    fails(start("/nowhere/at-all", wait=False), 1, "/nowhere/at-all")
+
+
+def test_a_port_in_use(start):
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        sock.listen()
+        port = sock.getsockname()[1]
+        fails(
+            start("--port", str(port), wait=False), 1, f"can't listen on 127.0.0.1 port {port}: Address already in use"
+        )
+
+
+def test_a_port_that_another_server_has(start):
+    first = start("--tokenizer-workers", "2")
+    fails(start("--port", str(first.port), wait=False), 1, "Address already in use")
+    assert first.complete().status_code == 200
+
+
+def test_a_host_that_is_none(start):
+    fails(start("--host", "no.such.host.invalid", wait=False), 1, "no.such.host.invalid", seconds=10)
+
+
+def test_an_engine_that_is_not_there(start):
+    fails(start("--engine", "warp", wait=False), 1, "--engine 'warp' is unknown; installed are mock, torch")
+
+
+def test_a_script_that_can_not_be_read(start, tmp_path):
+    script = tmp_path / "script.json"
+    script.write_text('{"rules": [{"ranks": 1}]}')
+    fails(start("--mock-script", str(script), wait=False), 1, "unknown field `ranks`")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_starting(start, number, until):
+    server = start(wait=False)
+    time.sleep(random.Random(number).uniform(0.2, 0.6))
+    assert server.stop(number) in {signal.SIGINT: (130, 0, -2), signal.SIGTERM: (0, -15)}[number]
+    until(server.gone, 1)
+    assert server.traces() == []
+
+
+# Deaths
+
+
+def streams_running(server, stream, until, count: int = 16) -> list:
+    running = [stream(server) for _ in range(count)]
+    until(lambda: all(each.running() for each in running), 20, server.text)
+    return running
+
+
+def test_kill_of_main_leaves_nothing_within_a_second(start, stream, until):
+    server = start("--tokenizer-workers", "2", "--data-parallel-size", "2", "--detokenizer-workers", "2")
+    streams_running(server, stream, until)
+    server.processes()
+    server.process.kill()
+    server.process.wait(5)
+    assert until(lambda: server.gone() and not server.traces(), 1.0 * slowness(), lambda: str(server.processes())) < 1.5
+    again = start("--port", str(server.port))
+    assert again.complete().status_code == 200
+
+
+@pytest.mark.parametrize("title", [CONTROL, HTTP, RANK, "servekit::http[1]", "servekit::scheduler[dp=1]"])
+def test_kill_of_a_child_ends_the_server_with_one_error_event_each(start, stream, until, title):
+    server = start("--tokenizer-workers", "2", "--data-parallel-size", "2", "--mock-step-ms", "5")
+    running = streams_running(server, stream, until)
+    server.processes()[title].kill()
+    killed = time.monotonic()
+    assert server.process.wait(5) == 1, server.text()
+    until(server.gone, 1)
+    assert time.monotonic() - killed < 5
+    assert all(each.join(5) for each in running)
+    reached = [each for each in running if not each.cut]
+    assert all(each.ended_with_one_error() for each in reached), [each.events[-3:] for each in reached]
+    if "http" not in title:
+        assert len(reached) == len(running)
+    deaths = [line for line in server.text().splitlines() if title in line and "was killed by SIGKILL" in line]
+    assert len(deaths) == 1 and "(pid " in deaths[0], server.text()
+    assert server.traces() == []
+
+
+def test_a_rank_that_dies_on_its_own_is_logged_with_its_status(start, stream, until, tmp_path):
+    script = tmp_path / "script.toml"
+    script.write_text('[[rules]]\nfaults = [{ kind = "die", at = 5, status = 7 }]\n')
+    server = start("--mock-script", str(script))
+    one = stream(server)
+    assert server.process.wait(10) == 1
+    assert one.join(5) and one.ended_with_one_error(), one.events
+    assert f"{RANK} (pid " in server.text() and "ended with status 7" in server.text()
+    until(server.gone, 1)
+    assert server.traces() == []
+
+
+def test_a_hanging_child_does_not_keep_the_server(start, stream, until):
+    server = start()
+    running = streams_running(server, stream, until, 4)
+    children = server.processes()
+    children[RANK].suspend()
+    children[HTTP].kill()
+    assert server.process.wait(5) == 1
+    until(server.gone, 1)
+    assert all(each.join(5) for each in running)
+    assert server.traces() == []
+
+
+def test_what_a_killed_server_of_before_left_is_swept(start, until):
+    server = start()
+    processes = server.processes()
+    # With control killed first, nobody is left to clean up behind main.
+    processes[CONTROL].suspend()
+    server.process.kill()
+    processes[CONTROL].kill()
+    server.process.wait(5)
+    until(server.gone, 2)
+    assert server.traces() != []
+    again = start(env={"XDG_RUNTIME_DIR": str(server.runtime)})
+    left = [path for path in server.traces() if str(again.pid) not in path]
+    assert left == []
+    again.stop()
+
+
+# Shutdown
+
+
+def test_sigterm_lets_streams_finish(start, stream, until):
+    server = start("--mock-step-ms", "10")
+    long, short = stream(server, 150), stream(server, 50)
+    until(lambda: long.running() and short.running(), 10)
+    server.process.send_signal(signal.SIGTERM)
+    until(lambda: httpx.get(f"{server.url}/ready", timeout=5).status_code == 503, 1)
+    refused = server.complete()
+    assert refused.status_code == 503 and "retry-after" in refused.headers
+    assert server.process.wait(20) == 0
+    for each in (long, short):
+        assert each.join(5) and not each.cut and each.errors == 0 and each.events[-1] == "[DONE]"
+    assert server.traces() == []
+
+
+def test_the_drain_timeout_ends_streams_with_an_error_event(start, stream, until):
+    server = start("--drain-timeout", "0.5", "--mock-step-ms", "5")
+    running = streams_running(server, stream, until, 8)
+    began = time.monotonic()
+    assert server.stop() == 0
+    assert 0.5 <= time.monotonic() - began < 3.5
+    assert all(each.join(5) and each.ended_with_one_error() for each in running), [each.events[-3:] for each in running]
+    assert server.traces() == []
+
+
+def test_ctrl_c_ends_at_once_with_error_events(start, stream, until):
+    server = start("--tokenizer-workers", "2", "--mock-step-ms", "5")
+    running = streams_running(server, stream, until)
+    began = time.monotonic()
+    # As a terminal does it: the whole group is told.
+    os.killpg(server.pid, signal.SIGINT)
+    assert server.process.wait(5) == 130
+    assert time.monotonic() - began < 3
+    assert all(each.join(5) and each.ended_with_one_error() for each in running), [each.events[-3:] for each in running]
+    until(server.gone, 0.5)
+    assert server.traces() == []
+
+
+@pytest.mark.parametrize(("second", "status"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+def test_a_second_signal_cuts_the_drain_short(start, stream, until, second, status):
+    server = start("--mock-step-ms", "5")
+    running = streams_running(server, stream, until, 4)
+    server.process.send_signal(signal.SIGTERM)
+    until(lambda: "draining" in server.text(), 2)
+    began = time.monotonic()
+    assert server.stop(second) == status
+    assert time.monotonic() - began < 3
+    assert all(each.join(5) and each.ended_with_one_error() for each in running)
+    assert server.traces() == []
+
+
+# Aborts and cost
+
+
+def empty(state: dict) -> bool:
+    """No process holds anything of a request."""
+    ranks = state["ranks"].values()
+    held = [rank["running"] + rank["waiting"] + rank["held_tokens"] for rank in ranks]
+    page = state["state_page"]
+    return (
+        not any(held)
+        and state["control"]["in_flight"] == 0
+        and all(worker["open_streams"] == 0 and worker["reserved_tokens"] == 0 for worker in page["workers"])
+    )
+
+
+def test_clients_that_leave_at_any_moment_leave_nothing(start, until):
+    server = start(
+        "--tokenizer-workers", "2", "--data-parallel-size", "2", "--max-running-requests", "8", "--mock-step-ms", "3"
+    )
+    source = random.Random(4)
+
+    def leave(after_s: float, streamed: bool) -> None:
+        body = {"model": "x", "prompt": "Count:", "max_tokens": 500, "stream": streamed}
+        sock = socket.create_connection(("127.0.0.1", server.port), timeout=10)
+        import json
+
+        data = json.dumps(body).encode()
+        head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n"
+        sock.sendall(head.encode() + data)
+        time.sleep(after_s)
+        sock.close()
+
+    threads = [
+        threading.Thread(target=leave, args=(source.uniform(0.0, 0.5), source.random() < 0.7)) for _ in range(200)
+    ]
+    for thread in threads:
+        thread.start()
+        time.sleep(0.002)
+    for thread in threads:
+        thread.join()
+    until(lambda: empty(server.state()), 10, lambda: str(server.state()))
+    assert server.complete().status_code == 200
+
+
+def test_idle_costs_nothing(start):
+    server = start("--tokenizer-workers", "2", "--data-parallel-size", "2", "--detokenizer-workers", "2")
+    server.complete()
+
+    def used() -> float:
+        return sum(sum(process.cpu_times()[:2]) for process in server.processes().values())
+
+    before, began = used(), time.monotonic()
+    time.sleep(5)
+    assert (used() - before) / (time.monotonic() - began) < 0.02
+
+
+def test_a_worker_is_small(start):
+    server = start()
+    server.complete()
+    assert server.processes()[HTTP].memory_full_info().pss < 100 << 20
+
+
+def test_nothing_heavy_is_in_a_worker_or_in_main(start):
+    server = start()
+    for title in ("servekit::main", HTTP, CONTROL, RANK):
+        maps = " ".join(each.path for each in server.processes()[title].memory_maps())
+        assert "torch" not in maps, title
+        assert title == "servekit::main" or "numpy" not in maps, title
+
+
+def test_the_installed_command_is_this_module():
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "servekit.cli.serve", "--version"], capture_output=True, text=True, timeout=10
+    )
+    assert done.returncode == 0 and "version" in done.stdout
