@@ -1,0 +1,87 @@
+//! The thread that owns the worker sockets.
+
+use std::sync::Arc;
+
+use crossbeam_channel::Sender;
+use servekit_zmq::Message;
+
+use super::{Sent, SocketMapping};
+use crate::detok::WorkerFrame;
+use crate::log::{Level, LogSink};
+use crate::plane::{Inbox, Mailbox, ThreadError};
+use crate::router::frames::{Frames, batch_str};
+use crate::wire::Route;
+
+/// Work for the fan-out thread.
+pub(crate) enum FanoutTask {
+    /// Text from a shard, one frame a worker.
+    Text(Vec<WorkerFrame>),
+    /// One message for one worker.
+    Single {
+        /// The worker.
+        route: Route,
+        /// Its envelope.
+        envelope: Vec<u8>,
+        /// Body and attachments.
+        rest: Frames,
+    },
+    /// A life of a worker is there.
+    Greet {
+        /// The worker.
+        worker: u16,
+        /// Its life.
+        epoch: u32,
+    },
+    /// A worker is gone.
+    Forget {
+        /// The worker.
+        worker: u16,
+    },
+    /// Tell when all before this has been handed to the sockets.
+    Flush(Sender<()>),
+}
+
+/// Sends what comes until the plane stops. Workers whose pipe is full are told to the router as `cuts`.
+pub(crate) fn run(
+    mut mapping: SocketMapping,
+    inbox: &Inbox<FanoutTask>,
+    cuts: &Arc<Mailbox<Route>>,
+    log: &LogSink,
+    epoch: u32,
+) -> Result<(), ThreadError> {
+    while let Some(task) = inbox.next() {
+        match task {
+            FanoutTask::Text(frames) => {
+                for frame in frames {
+                    let envelope = batch_str(epoch, frame.rows);
+                    send(&mut mapping, frame.route, envelope, vec![Message::from(frame.body)], cuts, log)?;
+                }
+            }
+            FanoutTask::Single { route, envelope, rest } => {
+                send(&mut mapping, route, envelope, rest, cuts, log)?;
+            }
+            FanoutTask::Greet { worker, epoch } => mapping.greet(worker, epoch)?,
+            FanoutTask::Forget { worker } => mapping.remove(worker),
+            // Whoever waited may have given up.
+            FanoutTask::Flush(done) => {
+                let _ = done.try_send(());
+            }
+        }
+    }
+    Ok(())
+}
+
+fn send(
+    mapping: &mut SocketMapping,
+    route: Route,
+    envelope: Vec<u8>,
+    rest: Frames,
+    cuts: &Arc<Mailbox<Route>>,
+    log: &LogSink,
+) -> Result<(), ThreadError> {
+    if mapping.send_output(route, envelope, rest)? == Sent::Cut {
+        log.write(Level::Error, "fanout", format_args!("{route} reads too slowly: its streams are cut"));
+        cuts.put(route);
+    }
+    Ok(())
+}

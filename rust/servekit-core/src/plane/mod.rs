@@ -1,0 +1,14 @@
+//! The threads of the control process: `router`, `detok-<i>` and `fanout`. They carry bytes between the sockets and the
+//! router core; Python starts them and waits.
+
+mod control;
+mod inbox;
+mod ranks;
+mod report;
+mod router;
+mod shard;
+mod state;
+
+pub use control::{Plane, PlaneConfig, PlaneError};
+pub(crate) use inbox::{Inbox, Mailbox};
+pub(crate) use report::ThreadError;

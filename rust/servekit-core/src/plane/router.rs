@@ -1,0 +1,306 @@
+//! The router thread: sockets in and out around the router core.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, Sender};
+use servekit_zmq::{Context, Error, Message, Socket, SocketKind, Source, poll};
+
+use super::inbox::{BEAT, Mailbox, Pulse, Waker};
+use super::ranks::RankSockets;
+use super::report::{Report, ThreadError};
+use super::shard::ShardTask;
+use super::state::{Queues, publish, snapshot};
+use crate::detok::shard_of;
+use crate::fanout::{FanoutTask, PeerCounters};
+use crate::log::{Level, LogSink};
+use crate::router::frames::{self, Frames, FromRank, NIL, NoRows};
+use crate::router::{Action, Core, Event, Rows};
+use crate::state_page::{StatePage, monotonic_ns};
+use crate::wire::{Rid, Route, ScannedBatch};
+
+/// Messages taken from one socket before the others have their turn.
+const TURN: usize = 256;
+/// Messages that libzmq holds for the router from one peer.
+const RECV_HWM: i32 = 8192;
+/// How soon a message that a full pipe did not take is tried again.
+const RETRY: Duration = Duration::from_millis(5);
+
+/// What Python wants of the router.
+pub(super) struct Command {
+    /// Something that happened, if anything did.
+    pub(super) event: Option<Event<'static, Frames>>,
+    /// What Python waits for.
+    pub(super) then: Then,
+}
+
+/// What the router does after the event of a command.
+pub(super) enum Then {
+    /// Nothing.
+    Nothing,
+    /// Tell how many requests were in flight before the event, then, once for each shard, that what it led to has been
+    /// handed to the sockets.
+    Flush { count: Sender<usize>, done: Sender<()> },
+    /// Tell when no request is in flight.
+    Idle(Sender<()>),
+    /// Tell the state, as JSON.
+    State(Sender<String>),
+}
+
+/// The router's ends of everything.
+pub(super) struct Router {
+    pub(super) core: Core<Frames>,
+    pub(super) ingress: Socket,
+    pub(super) egress: Socket,
+    pub(super) ranks: RankSockets,
+    pub(super) waker: Arc<Waker>,
+    pub(super) commands: Receiver<Command>,
+    pub(super) stops: Arc<Mailbox<Rid>>,
+    pub(super) cuts: Arc<Mailbox<Route>>,
+    pub(super) shards: Vec<(Sender<ShardTask>, Arc<AtomicUsize>)>,
+    pub(super) fanout: Sender<FanoutTask>,
+    pub(super) peers: Arc<[PeerCounters]>,
+    pub(super) page: Option<Arc<StatePage>>,
+    pub(super) pulse: Pulse,
+    pub(super) report: Arc<Report>,
+    pub(super) log: LogSink,
+    /// Text that opens each link to a rank.
+    pub(super) hello: Vec<u8>,
+    /// Who waits for the last request to end.
+    pub(super) idle: Vec<Sender<()>>,
+}
+
+/// What the event at hand carried, for actions that pass it on.
+#[derive(Default)]
+struct AtHand {
+    batch: Option<Arc<ScannedBatch>>,
+    reply: Option<Frames>,
+}
+
+/// Binds a socket that receives from many peers.
+pub(super) fn bind_pull(context: &Context, run_dir: &Path, name: &str) -> Result<Socket, Error> {
+    let socket = context.socket(SocketKind::Pull)?;
+    socket.set_recv_hwm(RECV_HWM)?;
+    socket.bind(&format!("ipc://{}", run_dir.join(name).display()))?;
+    Ok(socket)
+}
+
+impl Router {
+    /// Works until the plane stops.
+    pub(super) fn run(mut self) -> Result<(), ThreadError> {
+        let mut beaten = Instant::now();
+        while !self.report.stopping() {
+            let backlog = self.ranks.retry()?;
+            if let Some(page) = &self.page {
+                publish(&self.core, page);
+            }
+            self.pulse.beat();
+            let timeout = self.timeout(backlog, beaten);
+            let sources = [Source::Socket(&self.ingress), Source::Socket(&self.egress), Source::Fd(self.waker.fd())];
+            let [ingress, egress, woken] = poll(sources, Some(timeout))?;
+            beaten = Instant::now();
+            if woken {
+                self.waker.reset();
+                self.take_from_threads()?;
+            }
+            // Ranks first: what they finish makes room for what the workers bring.
+            if egress {
+                self.take_from_ranks()?;
+            }
+            if ingress {
+                self.take_from_workers()?;
+            }
+            if self.core.deadline().is_some_and(|deadline| deadline <= monotonic_ns()) {
+                self.handle(Event::Tick, AtHand::default())?;
+            }
+            if self.core.in_flight() == 0 {
+                for waiter in self.idle.drain(..) {
+                    // Whoever waited may have given up.
+                    let _ = waiter.try_send(());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn timeout(&self, backlog: bool, beaten: Instant) -> Duration {
+        let beat = BEAT.saturating_sub(beaten.elapsed());
+        let deadline = self.core.deadline().map(|at| Duration::from_nanos(at.saturating_sub(monotonic_ns())));
+        let wait = deadline.map_or(beat, |deadline| deadline.min(beat));
+        if backlog { wait.min(RETRY) } else { wait }
+    }
+
+    fn take_from_threads(&mut self) -> Result<(), ThreadError> {
+        for rid in self.stops.take() {
+            self.handle(Event::StopMatch { rid }, AtHand::default())?;
+        }
+        for route in self.cuts.take() {
+            self.handle(Event::WorkerCut { route }, AtHand::default())?;
+        }
+        let commands: Vec<Command> = self.commands.try_iter().collect();
+        for Command { event, then } in commands {
+            let before = self.core.in_flight();
+            if let Some(event) = event {
+                self.handle(event, AtHand::default())?;
+            }
+            // Whoever asked may have given up, so that answers go nowhere.
+            match then {
+                Then::Nothing => {}
+                Then::Flush { count, done } => {
+                    let _ = count.try_send(before);
+                    for (shard, _) in &self.shards {
+                        let _ = shard.send(ShardTask::Flush(done.clone()));
+                    }
+                }
+                Then::Idle(done) => self.idle.push(done),
+                Then::State(state) => {
+                    let _ = state.try_send(self.state());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn take_from_ranks(&mut self) -> Result<(), ThreadError> {
+        for _ in 0..TURN {
+            let Some(frames) = receive(&self.egress)? else { break };
+            match frames::from_rank(frames) {
+                FromRank::Event(event) => self.handle(event, AtHand::default())?,
+                FromRank::Reply { from, id, frames } => {
+                    self.handle(Event::Reply { from, id }, AtHand { reply: Some(frames), batch: None })?;
+                }
+                FromRank::Batch { from, last_dispatch, load, rows } => {
+                    let batch = rows.as_ref().ok().and_then(Clone::clone);
+                    let rows: Result<&dyn Rows, String> = match &rows {
+                        Ok(Some(batch)) => Ok(&**batch),
+                        Ok(None) => Ok(&NoRows),
+                        Err(reason) => Err(reason.clone()),
+                    };
+                    self.handle(Event::Batch { from, last_dispatch, load, rows }, AtHand { batch, reply: None })?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn take_from_workers(&mut self) -> Result<(), ThreadError> {
+        for _ in 0..TURN {
+            let Some(frames) = receive(&self.ingress)? else { break };
+            self.handle(frames::from_worker(frames), AtHand::default())?;
+        }
+        Ok(())
+    }
+
+    /// Tells the core what happened and does what it asks for.
+    fn handle(&mut self, event: Event<'_, Frames>, mut at_hand: AtHand) -> Result<(), ThreadError> {
+        let mut actions = Vec::new();
+        self.core.handle(event, monotonic_ns(), &mut actions);
+        while !actions.is_empty() {
+            let mut unsent = Vec::new();
+            for action in actions.drain(..) {
+                self.act(action, &mut at_hand, &mut unsent)?;
+            }
+            for rid in unsent {
+                self.core.handle(Event::Unsent { rid }, monotonic_ns(), &mut actions);
+            }
+        }
+        Ok(())
+    }
+
+    fn act(&mut self, action: Action<Frames>, at_hand: &mut AtHand, unsent: &mut Vec<Rid>) -> Result<(), ThreadError> {
+        let epoch = self.core.config().epoch;
+        match action {
+            Action::Open { rid, text, stream } => self.to_shard(rid, ShardTask::Open { rid, text, stream }),
+            Action::Fail { rid, status, kind, message } => {
+                self.to_shard(rid, ShardTask::Fail { rid, status, kind, message });
+            }
+            Action::Send { rid, rank, receiver_epoch, attempt, dispatch, frame } => {
+                if !self.ranks.request(rank, frame, attempt, dispatch, receiver_epoch)? {
+                    unsent.push(rid);
+                }
+            }
+            Action::Abort { rid, rank, receiver_epoch } => {
+                let body = vec![Message::from(frames::abort_body(rid))];
+                self.ranks.message(rank, frames::abort(epoch, rid), body, receiver_epoch)?;
+            }
+            Action::Control { ranks, frame } => {
+                for (rank, receiver_epoch) in ranks {
+                    let mut parts = frame.iter().map(|part| part.to_vec());
+                    let envelope = parts.next().unwrap_or_default();
+                    self.ranks.message(rank, envelope, parts.map(Message::from).collect(), receiver_epoch)?;
+                }
+            }
+            Action::Answer { id, asked, state } => {
+                let data = if state { self.state() } else { String::new() };
+                let (envelope, body) = frames::answer(epoch, id, &asked, data.as_bytes());
+                self.to_fanout(FanoutTask::Single { route: id.route(), envelope, rest: vec![Message::from(body)] });
+            }
+            Action::Deliver => {
+                if let Some(batch) = at_hand.batch.take() {
+                    for (shard, _) in &self.shards {
+                        // A shard that has ended has said why.
+                        let _ = shard.send(ShardTask::Batch(Arc::clone(&batch)));
+                    }
+                }
+            }
+            Action::Forward { id } => {
+                let mut frames = at_hand.reply.take().unwrap_or_default().into_iter();
+                if let Some(envelope) = frames.next() {
+                    let (envelope, rest) = (envelope.to_vec(), frames.collect());
+                    self.to_fanout(FanoutTask::Single { route: id.route(), envelope, rest });
+                }
+            }
+            Action::HelloRank { rank, receiver_epoch } => {
+                self.ranks.restart(rank);
+                let body = vec![Message::copy_of(&NIL)];
+                self.ranks.message(rank, self.hello.clone(), body, receiver_epoch)?;
+            }
+            Action::HelloWorker { worker, receiver_epoch } => {
+                if let Ok(worker) = u16::try_from(worker) {
+                    self.to_fanout(FanoutTask::Greet { worker, epoch: receiver_epoch });
+                }
+            }
+            Action::ForgetRank { rank } => self.ranks.forget(rank),
+            Action::ForgetWorker { worker } => {
+                if let Ok(worker) = u16::try_from(worker) {
+                    self.to_fanout(FanoutTask::Forget { worker });
+                }
+            }
+            Action::Fatal(message) => {
+                self.log.write(Level::Error, "router", format_args!("{message}"));
+                self.report.fatal(message);
+            }
+            Action::Log(level, message) => self.log.write(level, "router", format_args!("{message}")),
+        }
+        Ok(())
+    }
+
+    fn to_shard(&self, rid: Rid, task: ShardTask) {
+        if let Some((shard, _)) = self.shards.get(shard_of(rid.0, self.shards.len())) {
+            // A shard that has ended has said why.
+            let _ = shard.send(task);
+        }
+    }
+
+    fn to_fanout(&self, task: FanoutTask) {
+        // A fan-out that has ended has said why.
+        let _ = self.fanout.send(task);
+    }
+
+    fn state(&self) -> String {
+        let shards = self.shards.iter().map(|(tasks, live)| (tasks.len(), &**live)).collect();
+        let backlogs = self.ranks.backlogs().collect();
+        let queues = Queues { shards, fanout: self.fanout.len(), backlogs, peers: &self.peers };
+        snapshot(&self.core, &queues).to_string()
+    }
+}
+
+fn receive(socket: &Socket) -> Result<Option<Frames>, Error> {
+    match socket.recv(true) {
+        Ok(frames) => Ok(Some(frames)),
+        Err(Error::Again) => Ok(None),
+        Err(error) => Err(error),
+    }
+}

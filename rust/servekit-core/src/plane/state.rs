@@ -1,0 +1,112 @@
+//! What the control process holds, for `/debug/state` and for the state page.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use serde_json::{Map, Value, json};
+
+use crate::fanout::PeerCounters;
+use crate::router::Core;
+use crate::router::frames::Frames;
+use crate::state_page::{Control, Rank, StatePage};
+
+/// What the threads beside the router hold.
+pub(super) struct Queues<'a> {
+    /// Tasks that wait, and live requests, by shard.
+    pub(super) shards: Vec<(usize, &'a AtomicUsize)>,
+    /// Tasks that wait for the fan-out.
+    pub(super) fanout: usize,
+    /// Messages that wait, by rank.
+    pub(super) backlogs: Vec<usize>,
+    /// Counters by worker.
+    pub(super) peers: &'a [PeerCounters],
+}
+
+/// The state as JSON.
+pub(super) fn snapshot(core: &Core<Frames>, queues: &Queues<'_>) -> Value {
+    let ranks = core.ranks().iter().zip(core.budget().ranks()).zip(&queues.backlogs).enumerate();
+    let ranks: Vec<Value> = ranks
+        .map(|(rank, ((view, budget), backlog))| {
+            json!({
+                "rank": rank,
+                "epoch": view.epoch,
+                "active": budget.active(),
+                "greeted": view.greeted,
+                "in_flight": view.in_flight,
+                "dispatched": view.dispatched,
+                "requests": budget.requests(),
+                "tokens": budget.tokens(),
+                "unseen_tokens": budget.unseen_tokens(),
+                "last_dispatch_seen": budget.report().last_dispatch,
+                "backlog": backlog,
+            })
+        })
+        .collect();
+    let workers: Vec<Value> = core
+        .workers()
+        .zip(queues.peers)
+        .enumerate()
+        .map(|(worker, ((epoch, greeted), peer))| {
+            json!({
+                "worker": worker,
+                "epoch": epoch,
+                "greeted": greeted,
+                "messages": peer.messages.load(Ordering::Relaxed),
+                "bytes": peer.bytes.load(Ordering::Relaxed),
+                "lost": peer.lost.load(Ordering::Relaxed),
+                "cuts": peer.cuts.load(Ordering::Relaxed),
+                "unroutable": peer.unroutable.load(Ordering::Relaxed),
+            })
+        })
+        .collect();
+    let shards: Vec<Value> = queues
+        .shards
+        .iter()
+        .map(|(queued, live)| json!({ "queued": queued, "live": live.load(Ordering::Relaxed) }))
+        .collect();
+    let counters: Map<String, Value> =
+        core.counters().named().map(|(name, count)| (name.to_owned(), count.into())).collect();
+    json!({
+        "epoch": core.config().epoch,
+        "pid": std::process::id(),
+        "method": core.config().method.name(),
+        "in_flight": core.in_flight(),
+        "waiting_for_rank": core.waiting(),
+        "open_groups": core.open_groups(),
+        "ranks": ranks,
+        "workers": workers,
+        "shards": shards,
+        "fanout_queued": queues.fanout,
+        "counters": counters,
+    })
+}
+
+/// Writes totals and loads where every process can read them.
+pub(super) fn publish(core: &Core<Frames>, page: &StatePage) {
+    let counters = core.counters();
+    let unseen = core.budget().ranks().iter().map(|rank| rank.unseen_tokens()).sum();
+    for (field, value) in [
+        (Control::InFlight, core.in_flight() as u64),
+        (Control::Waiting, core.waiting() as u64),
+        (Control::QueuedTokens, unseen),
+        (Control::Dropped, counters.dropped()),
+        (Control::Fenced, counters.fenced),
+        (Control::Refused, counters.refused),
+        (Control::Aborts, counters.aborts),
+    ] {
+        page.set_control(field, value);
+    }
+    for (rank, (view, budget)) in core.ranks().iter().zip(core.budget().ranks()).enumerate() {
+        for (field, value) in [
+            (Rank::Active, u64::from(budget.active())),
+            (Rank::Running, u64::from(view.load.running)),
+            (Rank::Waiting, u64::from(view.load.waiting)),
+            (Rank::HeldTokens, view.load.held_tokens),
+            (Rank::PendingTokens, view.load.pending_tokens),
+            (Rank::PoolTokens, view.load.pool_tokens),
+            (Rank::Dispatched, view.dispatched),
+            (Rank::LastBeatNs, view.seen),
+        ] {
+            page.set_rank(rank, field, value);
+        }
+    }
+}

@@ -1,0 +1,281 @@
+//! What the router core is told, and what it asks for.
+
+use crate::log::Level;
+use crate::wire::{Group, Load, Rid, Route, TextOptions};
+
+/// Time in nanoseconds since any fixed moment; it only ever grows.
+pub type Nanos = u64;
+
+/// Where a frame came from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Side {
+    /// An HTTP worker.
+    Worker,
+    /// A data-parallel rank.
+    Rank,
+}
+
+/// What an envelope says of its link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Peer {
+    /// Number of the worker or rank.
+    pub number: u16,
+    /// Its life.
+    pub epoch: u32,
+    /// Life of the control process that the frame is meant for.
+    pub receiver_epoch: u32,
+    /// Number of the frame on its link.
+    pub seq: u64,
+}
+
+/// A request as the router sees it; `F` is the frames that it passes on unread.
+#[derive(Clone, Debug)]
+pub struct Request<F> {
+    /// Id, which is the return address too.
+    pub rid: Rid,
+    /// Rank that the client named, -1 for none.
+    pub rank: i32,
+    /// Length of the prompt.
+    pub tokens: u32,
+    /// Whether the client reads text as it comes.
+    pub stream: bool,
+    /// Place in a request of several prompts or choices.
+    pub group: Option<Group>,
+    /// Bootstrap room.
+    pub room: Option<u64>,
+    /// What the request's detokenizer shard must know, or why that can't be read.
+    pub text: Result<TextOptions, String>,
+    /// The frames.
+    pub frame: F,
+}
+
+/// Rows of a batch, as far as the router reads them.
+pub trait Rows: Sync {
+    /// How many there are.
+    fn rows(&self) -> usize;
+    /// Request of a row.
+    fn rid(&self, row: usize) -> Rid;
+    /// Whether the row ends its request.
+    fn finished(&self, row: usize) -> bool;
+}
+
+/// Something that happened.
+pub enum Event<'a, F> {
+    /// A peer's first frame.
+    Hello {
+        /// Its kind.
+        side: Side,
+        /// Its link.
+        from: Peer,
+        /// Hash of the message definitions that it speaks.
+        schema: u64,
+        /// What it calls itself and its build, for messages to people.
+        name: String,
+    },
+    /// A worker asks for tokens.
+    Request {
+        /// Its link.
+        from: Peer,
+        /// What it asks for.
+        request: Request<F>,
+    },
+    /// A worker's client went away.
+    Abort {
+        /// Its link.
+        from: Peer,
+        /// Request to end.
+        rid: Rid,
+    },
+    /// A worker has a message for every rank.
+    Control {
+        /// Its link.
+        from: Peer,
+        /// Correlation id, which is the return address of the replies.
+        id: Rid,
+        /// Whether this process is to tell its own state in its reply.
+        state: bool,
+        /// The frames.
+        frame: F,
+    },
+    /// A rank made a step, or reports its load.
+    Batch {
+        /// Its link.
+        from: Peer,
+        /// Highest dispatch number that it has seen.
+        last_dispatch: u64,
+        /// Its load, if it told it.
+        load: Option<Load>,
+        /// The rows, or why they can't be read.
+        rows: Result<&'a dyn Rows, String>,
+    },
+    /// A rank answers a control message.
+    Reply {
+        /// Its link.
+        from: Peer,
+        /// Correlation id.
+        id: Rid,
+    },
+    /// A rank knows better which ranks take requests.
+    ActiveRanks {
+        /// Its link.
+        from: Peer,
+        /// One flag a rank.
+        active: Vec<bool>,
+    },
+    /// A frame that is no message.
+    Malformed {
+        /// Link that it came on.
+        side: Side,
+        /// Why.
+        reason: String,
+    },
+    /// A message of a kind that does not belong on its link.
+    Unknown {
+        /// Link that it came on.
+        side: Side,
+        /// Number of its sender.
+        number: u16,
+        /// Number of the kind.
+        kind: u16,
+    },
+    /// Supervision says whether a rank takes requests.
+    RankState {
+        /// The rank.
+        rank: usize,
+        /// Whether it does.
+        active: bool,
+        /// Why not, for clients and the log.
+        reason: String,
+        /// Most requests that it runs at once.
+        max_running: usize,
+    },
+    /// Supervision says that a worker's process is gone.
+    WorkerDown {
+        /// The worker.
+        worker: usize,
+    },
+    /// The pipe to a worker was full, and frames for it are lost.
+    WorkerCut {
+        /// The worker and its life.
+        route: Route,
+    },
+    /// A shard saw a stop string, and has sent the worker its finished row.
+    StopMatch {
+        /// The request.
+        rid: Rid,
+    },
+    /// The pipe to a rank was full, and the request did not go.
+    Unsent {
+        /// The request.
+        rid: Rid,
+    },
+    /// Every request is to end with an error, and no further one is taken.
+    FailAll {
+        /// What clients are told.
+        message: String,
+    },
+    /// No further request is taken.
+    Drain,
+    /// Nothing but the time.
+    Tick,
+}
+
+/// Something to do. Actions are carried out in order.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Action<F> {
+    /// The shard of a request begins its state.
+    Open {
+        /// The request.
+        rid: Rid,
+        /// What the shard must know.
+        text: TextOptions,
+        /// Whether text goes out as it comes.
+        stream: bool,
+    },
+    /// The shard of a request ends it with an error, if it has not ended.
+    Fail {
+        /// The request.
+        rid: Rid,
+        /// HTTP status that fits.
+        status: u16,
+        /// Type of the finish reason: `error` or `abort`.
+        kind: &'static str,
+        /// One line for the client.
+        message: String,
+    },
+    /// A request goes to a rank.
+    Send {
+        /// The request.
+        rid: Rid,
+        /// The rank.
+        rank: usize,
+        /// Its life.
+        receiver_epoch: u32,
+        /// Which try at the request this is, from 1.
+        attempt: u32,
+        /// Number under which the dispatch is booked.
+        dispatch: u64,
+        /// The frames.
+        frame: F,
+    },
+    /// A rank ends a request.
+    Abort {
+        /// The request.
+        rid: Rid,
+        /// The rank.
+        rank: usize,
+        /// Its life.
+        receiver_epoch: u32,
+    },
+    /// A control message goes to ranks.
+    Control {
+        /// The ranks and their lives.
+        ranks: Vec<(usize, u32)>,
+        /// The frames.
+        frame: F,
+    },
+    /// This process answers a control message.
+    Answer {
+        /// Correlation id.
+        id: Rid,
+        /// Ranks that will answer.
+        asked: Vec<usize>,
+        /// Whether the answer tells this process's state.
+        state: bool,
+    },
+    /// The batch of this event goes to all shards.
+    Deliver,
+    /// The reply of this event goes to its worker.
+    Forward {
+        /// Correlation id.
+        id: Rid,
+    },
+    /// A rank is greeted.
+    HelloRank {
+        /// The rank.
+        rank: usize,
+        /// Its life.
+        receiver_epoch: u32,
+    },
+    /// A worker is greeted, and this life of it may be sent to.
+    HelloWorker {
+        /// The worker.
+        worker: usize,
+        /// Its life.
+        receiver_epoch: u32,
+    },
+    /// Nothing that waits for this rank matters any more.
+    ForgetRank {
+        /// The rank.
+        rank: usize,
+    },
+    /// Nothing goes to this worker any more.
+    ForgetWorker {
+        /// The worker.
+        worker: usize,
+    },
+    /// The process can't do its work, and why.
+    Fatal(String),
+    /// Something for people to read.
+    Log(Level, String),
+}

@@ -1,0 +1,297 @@
+//! Bytes in, events out; and the few envelopes that the control process writes itself.
+
+use std::sync::Arc;
+
+use servekit_zmq::Message;
+
+use super::event::{Event, Peer, Request, Rows, Side};
+use crate::wire::{Envelope, EnvelopeBuilder, Ext, Group, Kind, Load, Rid, ScannedBatch, Section, TextOptions, WireError};
+use crate::wire::envelope::FLAG_STREAM;
+
+/// A message: envelope, body, attachments.
+pub type Frames = Vec<Message>;
+
+/// Nil, the body of messages that need none.
+pub const NIL: [u8; 1] = [0xc0];
+
+/// A message of a rank.
+pub enum FromRank {
+    /// One that the router takes alone.
+    Event(Event<'static, Frames>),
+    /// A batch; its rows are scanned.
+    Batch {
+        /// Its link.
+        from: Peer,
+        /// Highest dispatch number that the rank has seen.
+        last_dispatch: u64,
+        /// Its load, if it told it.
+        load: Option<Load>,
+        /// The scanned rows, nothing when there are none, or why they can't be read.
+        rows: Result<Option<Arc<ScannedBatch>>, String>,
+    },
+    /// The answer to a control message.
+    Reply {
+        /// Its link.
+        from: Peer,
+        /// Correlation id.
+        id: Rid,
+        /// The message, to be passed on.
+        frames: Frames,
+    },
+}
+
+impl Rows for ScannedBatch {
+    fn rows(&self) -> usize {
+        self.rows()
+    }
+
+    fn rid(&self, row: usize) -> Rid {
+        Rid(self.rid(row))
+    }
+
+    fn finished(&self, row: usize) -> bool {
+        self.finished(row)
+    }
+}
+
+/// A batch without rows: the rank only reports its load.
+pub struct NoRows;
+
+impl Rows for NoRows {
+    fn rows(&self) -> usize {
+        0
+    }
+
+    fn rid(&self, _row: usize) -> Rid {
+        Rid(0)
+    }
+
+    fn finished(&self, _row: usize) -> bool {
+        false
+    }
+}
+
+/// Reads a message of a worker.
+pub fn from_worker(frames: Frames) -> Event<'static, Frames> {
+    let side = Side::Worker;
+    let (from, envelope) = match read(side, &frames) {
+        Ok(read) => read,
+        Err(event) => return *event,
+    };
+    let (kind, rid, stream) = (envelope.kind, Rid(envelope.id), envelope.flags & FLAG_STREAM != 0);
+    match envelope.section {
+        Section::Hello { schema } => Event::Hello { side, from, schema, name: name(&envelope) },
+        Section::Abort => Event::Abort { from, rid },
+        Section::Request { rank, tokens, .. } => {
+            let text = match (kind, envelope.ext(Ext::Text)) {
+                (Kind::Embedding, _) => Err("this server computes no embeddings".to_owned()),
+                (_, None) => Err("the text extension is missing".to_owned()),
+                (_, Some(data)) => TextOptions::parse(data).map_err(|error| error.to_string()),
+            };
+            let group = envelope.ext(Ext::Group).map(Group::parse).transpose();
+            let room = envelope.ext(Ext::Room).map(|data| data.try_into().map(u64::from_le_bytes)).transpose();
+            let (text, group, room) = match (text, group, room) {
+                (text, Ok(group), Ok(room)) => (text, group, room),
+                (_, Err(error), _) => (Err(error.to_string()), None, None),
+                (_, _, Err(_)) => (Err("the room extension is not 8 bytes".to_owned()), None, None),
+            };
+            Event::Request { from, request: Request { rid, rank, tokens, stream, group, room, text, frame: frames } }
+        }
+        Section::Control { .. } => match kind {
+            Kind::Profile | Kind::FlushCache | Kind::Pause | Kind::Continue | Kind::SetLogLevel | Kind::GetState => {
+                Event::Control { from, id: rid, state: kind == Kind::GetState, frame: frames }
+            }
+            _ => unknown(side, from, kind),
+        },
+        Section::Batch { .. } => unknown(side, from, kind),
+    }
+}
+
+/// Reads a message of a rank.
+pub fn from_rank(mut frames: Frames) -> FromRank {
+    let side = Side::Rank;
+    let (from, envelope) = match read(side, &frames) {
+        Ok(read) => read,
+        Err(event) => return FromRank::Event(*event),
+    };
+    let (kind, id) = (envelope.kind, Rid(envelope.id));
+    let event = match envelope.section {
+        Section::Hello { schema } => Event::Hello { side, from, schema, name: name(&envelope) },
+        Section::Batch { rows, last_dispatch, load, .. } if kind == Kind::BatchTokenId => {
+            let rows = match rows {
+                0 => Ok(None),
+                _ => scan(kind, frames.swap_remove(1), rows as usize).map(Some),
+            };
+            return FromRank::Batch { from, last_dispatch, load, rows };
+        }
+        Section::Control { .. } if kind == Kind::ControlReply => return FromRank::Reply { from, id, frames },
+        Section::Control { .. } if kind == Kind::ActiveRanks => match active_ranks(&frames[1]) {
+            Some(active) => Event::ActiveRanks { from, active },
+            None => Event::Malformed { side, reason: "body is no ActiveRanksOutput".to_owned() },
+        },
+        Section::Batch { .. } | Section::Control { .. } | Section::Request { .. } | Section::Abort => {
+            unknown(side, from, kind)
+        }
+    };
+    FromRank::Event(event)
+}
+
+fn read(side: Side, frames: &Frames) -> Result<(Peer, Envelope<'_>), Box<Event<'static, Frames>>> {
+    let Some(head) = frames.first() else {
+        return Err(Box::new(Event::Malformed { side, reason: "no frames".to_owned() }));
+    };
+    match Envelope::parse(head) {
+        Ok(envelope) if frames.len() >= 2 => Ok((peer(&envelope), envelope)),
+        Ok(_) => Err(Box::new(Event::Malformed { side, reason: "no body".to_owned() })),
+        Err(WireError::Kind(kind)) => {
+            let number = head.get(14..16).map_or(0, |at| u16::from(at[0]) | u16::from(at[1]) << 8);
+            Err(Box::new(Event::Unknown { side, number, kind }))
+        }
+        Err(error) => Err(Box::new(Event::Malformed { side, reason: error.to_string() })),
+    }
+}
+
+fn peer(envelope: &Envelope<'_>) -> Peer {
+    Peer {
+        number: envelope.sender,
+        epoch: envelope.sender_epoch,
+        receiver_epoch: envelope.receiver_epoch,
+        seq: envelope.seq,
+    }
+}
+
+fn unknown(side: Side, from: Peer, kind: Kind) -> Event<'static, Frames> {
+    Event::Unknown { side, number: from.number, kind: kind as u16 }
+}
+
+fn name(envelope: &Envelope<'_>) -> String {
+    let text = |ext| envelope.ext(ext).map(String::from_utf8_lossy).unwrap_or_default();
+    format!("{}, build {}", text(Ext::Name), text(Ext::Build))
+}
+
+fn scan(kind: Kind, body: Message, said: usize) -> Result<Arc<ScannedBatch>, String> {
+    let batch = ScannedBatch::parse(kind, Arc::new(body)).map_err(|error| error.to_string())?;
+    if batch.rows() != said {
+        return Err(format!("the envelope says {said} rows, the body has {}", batch.rows()));
+    }
+    Ok(Arc::new(batch))
+}
+
+/// Reads `["ActiveRanksOutput", [bool, ...]]`, the only body besides batches that the control process obeys.
+fn active_ranks(body: &[u8]) -> Option<Vec<bool>> {
+    let rest = body.strip_prefix(b"\x92\xb1ActiveRanksOutput")?;
+    let (len, flags) = match *rest {
+        [head @ 0x90..=0x9f, ref flags @ ..] => (usize::from(head & 0xf), flags),
+        [0xdc, high, low, ref flags @ ..] => (usize::from(u16::from_be_bytes([high, low])), flags),
+        _ => return None,
+    };
+    if flags.len() != len {
+        return None;
+    }
+    flags
+        .iter()
+        .map(|flag| match flag {
+            0xc2 => Some(false),
+            0xc3 => Some(true),
+            _ => None,
+        })
+        .collect()
+}
+
+/// Writes the receiver's epoch and the number on the link into an envelope of any kind.
+pub fn patch_link(envelope: &mut [u8], receiver_epoch: u32, seq: u64) {
+    if let Some(place) = envelope.get_mut(20..32) {
+        place[..4].copy_from_slice(&receiver_epoch.to_le_bytes());
+        place[4..].copy_from_slice(&seq.to_le_bytes());
+    }
+}
+
+/// The first frame on a link.
+pub fn hello(epoch: u32, schema: u64, build: &str) -> Vec<u8> {
+    EnvelopeBuilder {
+        sender_epoch: epoch,
+        exts: vec![(Ext::Name as u16, b"servekit::control".to_vec()), (Ext::Build as u16, build.as_bytes().to_vec())],
+        ..EnvelopeBuilder::new(Kind::Hello, Section::Hello { schema })
+    }
+    .encode()
+}
+
+/// The end of a request.
+pub fn abort(epoch: u32, rid: Rid) -> Vec<u8> {
+    EnvelopeBuilder { sender_epoch: epoch, id: rid.0, ..EnvelopeBuilder::new(Kind::Abort, Section::Abort) }.encode()
+}
+
+/// Body of an abort, `["AbortReq", rid, ""]`.
+pub fn abort_body(rid: Rid) -> Vec<u8> {
+    let mut body = b"\x93\xa8AbortReq\xcf".to_vec();
+    body.extend_from_slice(&rid.0.to_be_bytes());
+    body.push(0xa0);
+    body
+}
+
+/// Text for a worker.
+pub fn batch_str(epoch: u32, rows: u32) -> Vec<u8> {
+    let section = Section::Batch { rows, rank: -1, last_dispatch: 0, load: None };
+    EnvelopeBuilder { sender_epoch: epoch, ..EnvelopeBuilder::new(Kind::BatchStr, section) }.encode()
+}
+
+/// The control process's own answer to a control message: envelope and body.
+///
+/// The body is `["ControlReply", true, "", data, asked]`.
+pub fn answer(epoch: u32, id: Rid, asked: &[usize], data: &[u8]) -> (Vec<u8>, Vec<u8>) {
+    let section = Section::Control { rank: -1 };
+    let envelope =
+        EnvelopeBuilder { sender_epoch: epoch, id: id.0, ..EnvelopeBuilder::new(Kind::ControlReply, section) }.encode();
+    let mut body = b"\x95\xacControlReply\xc3\xa0\xc6".to_vec();
+    body.extend_from_slice(&(data.len() as u32).to_be_bytes());
+    body.extend_from_slice(data);
+    body.push(0xdd);
+    body.extend_from_slice(&(asked.len() as u32).to_be_bytes());
+    for &rank in asked {
+        body.push(0xce);
+        body.extend_from_slice(&(rank as u32).to_be_bytes());
+    }
+    (envelope, body)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn active_ranks_are_read_and_anything_else_is_not() {
+        let body = |tail: &[u8]| [b"\x92\xb1ActiveRanksOutput".as_slice(), tail].concat();
+        assert_eq!(active_ranks(&body(&[0x92, 0xc3, 0xc2])), Some(vec![true, false]));
+        assert_eq!(active_ranks(&body(&[0xdc, 0, 1, 0xc3])), Some(vec![true]));
+        for wrong in [&[0x92, 0xc3][..], &[0x91, 1], &[0xc0], &[]] {
+            assert_eq!(active_ranks(&body(wrong)), None);
+        }
+        assert_eq!(active_ranks(&NIL), None);
+    }
+
+    #[test]
+    fn bodies_that_control_writes_are_msgpack_of_their_structs() {
+        let (_, body) = answer(1, Rid(7), &[0, 300], b"{}");
+        let value = rmpv::decode::read_value(&mut &body[..]).unwrap();
+        assert_eq!(
+            value.to_string(),
+            r#"["ControlReply", true, "", [123, 125], [0, 300]]"#
+        );
+        let value = rmpv::decode::read_value(&mut &abort_body(Rid(5))[..]).unwrap();
+        assert_eq!(value.to_string(), r#"["AbortReq", 5, ""]"#);
+    }
+
+    #[test]
+    fn what_can_not_be_read_is_told_apart() {
+        assert!(matches!(from_worker(vec![]), Event::Malformed { .. }));
+        assert!(matches!(from_worker(vec![Message::copy_of(b"x"), Message::new()]), Event::Malformed { .. }));
+        let mut bytes = hello(1, 2, "b");
+        assert!(matches!(from_worker(vec![Message::copy_of(&bytes)]), Event::Malformed { .. }), "no body");
+        bytes[10] = 200;
+        let event = from_worker(vec![Message::copy_of(&bytes), Message::copy_of(&NIL)]);
+        assert!(matches!(event, Event::Unknown { kind: 200, .. }));
+        let batch = batch_str(1, 0);
+        let event = from_worker(vec![Message::copy_of(&batch), Message::copy_of(&NIL)]);
+        assert!(matches!(event, Event::Unknown { kind: 33, .. }), "a worker sends no batches");
+    }
+}
