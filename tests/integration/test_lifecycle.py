@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -64,8 +65,6 @@ def test_a_secret_is_in_no_title_and_no_log(start):
 
 
 def test_logs_as_json(start):
-    import json
-
     server = start("--log-format", "json", wait=False)
     wait_ready(server)
     lines = [json.loads(line) for line in server.text().splitlines()]
@@ -296,11 +295,9 @@ def test_clients_that_leave_at_any_moment_leave_nothing(start, until):
     def leave(after_s: float, streamed: bool) -> None:
         body = {"model": "x", "prompt": "Count:", "max_tokens": 500, "stream": streamed}
         sock = socket.create_connection(("127.0.0.1", server.port), timeout=10)
-        import json
-
         data = json.dumps(body).encode()
-        head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n"
-        sock.sendall(head.encode() + data)
+        head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        sock.sendall(f"{head}content-length: {len(data)}\r\n\r\n".encode() + data)
         time.sleep(after_s)
         sock.close()
 

@@ -42,7 +42,7 @@ def _read(path: Path) -> dict[str, Any]:
         if path.suffix == ".toml":
             return tomllib.loads(text)
         # Imported here: most starts have no file.
-        import yaml
+        import yaml  # type: ignore[import-untyped]
 
         try:
             found = yaml.safe_load(text)

@@ -13,7 +13,7 @@ from servekit.cli.flags import EXAMPLES, GROUPS
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 
 
-class Size(click.ParamType):
+class Size(click.ParamType[int]):
     """Bytes, as a number or with a unit: 16777216, 16MiB, 16MB, 16M (powers of two unless it says MB)."""
 
     name = "size"

@@ -114,10 +114,11 @@ _DEFAULTS = ServerArgs()
 _HINTS = get_type_hints(ServerArgs)
 
 
-def _type_of(field: str) -> type:
+def _type_of(field: str) -> Any:
     """str, int, float or bool; a field that may be None has the type of its other values."""
     hint = _HINTS[field]
-    return next((each for each in get_args(hint) if each is not type(None)), hint)
+    kinds: list[type] = [each for each in get_args(hint) if each is not type(None)]
+    return kinds[0] if kinds else hint
 
 
 def _use_config_file(ctx: click.Context, param: click.Parameter, value: Path | None) -> None:

@@ -36,7 +36,7 @@ def run(ctx: ChildContext) -> None:
     threading.Thread(target=_watch, args=(plane, end, writer), name="watch", daemon=True).start()
     ctx.ready({})
     while True:
-        ready, _, _ = select.select([ctx, reader], [], [])
+        ready, _, _ = select.select([ctx.fileno(), reader], [], [])
         if reader in ready:
             ctx.fail(f"the control plane ended: {end[0]}")
         for command in ctx.take_commands():

@@ -251,7 +251,7 @@ class MockRank:
         rule = request.rule or Rule()
         if rule.step_ms is not None:
             request.due = max(request.due, now) + rule.step_ms / 1000
-        faults = {fault.kind: fault for fault in rule.faults if fault.at == request.rows}
+        faults: dict[str, Fault] = {fault.kind: fault for fault in rule.faults if fault.at == request.rows}
         self._strike(link, faults)
         tokens, end = self._next_tokens(request, rule)
         if "bad_utf8" in faults:

@@ -11,7 +11,7 @@ import logging
 import os
 import select
 import time
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import zmq
@@ -93,7 +93,7 @@ class RankLink:
         self._wake_reader, self._wake_writer = os.pipe()
         for fd in (self._wake_reader, self._wake_writer):
             os.set_blocking(fd, False)
-        self._readable = [self._pull.getsockopt(zmq.FD), self._wake_reader]
+        self._readable: list[int] = [cast(int, self._pull.getsockopt(zmq.FD)), self._wake_reader]
         self._greet()
 
     def _socket(self, kind: int, address: str) -> zmq.Socket[bytes]:
