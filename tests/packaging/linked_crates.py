@@ -33,7 +33,9 @@ def linked_crates() -> list[Crate]:
     linked = {tuple(line.split()[:2]) for line in tree.splitlines() if line.strip()}
     metadata = json.loads(_cargo("metadata", "--format-version", "1"))
     return sorted(
-        Crate(package["name"], package["version"], package["license"] or "unknown", Path(package["manifest_path"]).parent)
+        Crate(
+            package["name"], package["version"], package["license"] or "unknown", Path(package["manifest_path"]).parent
+        )
         for package in metadata["packages"]
         if (package["name"], f"v{package['version']}") in linked and package["source"] is not None
     )
