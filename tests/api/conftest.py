@@ -26,13 +26,17 @@ def server(module_server: FakeServer) -> Iterator[FakeServer]:
     module_server.control.reset()
     module_server.page.__dict__.update(FakePage().__dict__)
     yield module_server
-    module_server.page.__dict__.update({k: v for k, v in FakePage().__dict__.items() if k in ("phase", "age", "full")})
+
+
+@pytest.fixture(scope="module")
+def module_http(module_server: FakeServer) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=module_server.url, timeout=10) as client:
+        yield client
 
 
 @pytest.fixture
-def http(server: FakeServer) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=server.url, timeout=10) as client:
-        yield client
+def http(server: FakeServer, module_http: httpx.Client) -> httpx.Client:
+    return module_http
 
 
 @pytest.fixture

@@ -13,8 +13,6 @@ from typing import Any
 import msgspec
 import uvloop
 import zmq
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-
 from servekit.config import Config, ModelInfo, PortArgs, SchedulerInfo, ServerArgs
 from servekit.http.worker import TokenizerWorker
 from servekit.messages.batches import BatchStrOutput, FinishReason
@@ -31,9 +29,10 @@ from servekit.messages.envelope import (
 )
 from servekit.messages.requests import ControlReply, TokenizedGenerateReqInput
 from servekit.runtime.channel import Channel
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 CHATML = (
-    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}"
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 BOS, START, END = "<s>", "<|im_start|>", "<|im_end|>"
@@ -125,6 +124,10 @@ class FakeContext:
     def take_commands(self) -> list[dict[str, Any]]:
         return self._channel.receive()
 
+    def close(self) -> None:
+        self.main.close()
+        self._channel.close()
+
     def scheduler_info(self) -> SchedulerInfo:
         return SchedulerInfo([{"max_running_requests": 8, "device": "none"}])
 
@@ -198,7 +201,7 @@ class FakeControl:
         self.send(Envelope(Kind.BATCH_STR, rows=1, rank=0), batch, rid)
 
     def send(self, envelope: Envelope, body: Any, rid: int, *, skip: int = 0, **fields: int) -> None:
-        """Stamp and send a message to the worker of an id; `skip` leaves out numbers, `fields` replace what is stamped."""
+        """Stamp and send a message; `skip` leaves out numbers, `fields` replace what is stamped."""
         with self._lock:
             if self._worker is None:
                 self._worker = self._context.socket(zmq.PUSH)
@@ -257,7 +260,7 @@ class FakeServer:
         self.page = self.context.state_page
         self.control = FakeControl(folder)
         listener = socket.create_server(("127.0.0.1", 0))
-        self.url = "http://127.0.0.1:%d" % listener.getsockname()[1]
+        self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         self.address = listener.getsockname()
         self.thread = threading.Thread(target=self._run, args=(listener,))
         self.thread.start()
@@ -281,6 +284,7 @@ class FakeServer:
         self.command(command="stop")
         self.thread.join(10)
         self.control.close()
+        self.context.close()
 
 
 def until(condition: Callable[[], Any], seconds: float = 5.0) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from functools import lru_cache
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 from fastapi import Request
@@ -21,7 +21,7 @@ _AT = re.compile(r"^(?P<why>.*) - at `\$\.?(?P<path>.*)`$", re.DOTALL)
 
 
 @lru_cache
-def _decoder(type_: type[T]) -> msgspec.json.Decoder[T]:
+def _decoder(type_: type[Any]) -> msgspec.json.Decoder[Any]:
     return msgspec.json.Decoder(type_)
 
 
@@ -35,7 +35,7 @@ async def read_body(request: Request, type_: type[T], max_size: int) -> T:
     _check_content_type(request.headers.get("content-type"))
     raw = await _read(request, max_size)
     try:
-        body = _decoder(type_).decode(raw)
+        body: T = _decoder(type_).decode(raw)
     except msgspec.ValidationError as error:
         raise _invalid(str(error)) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

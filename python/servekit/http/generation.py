@@ -19,6 +19,8 @@ from servekit.tokenizer.state import Job, Prompt
 
 log = logging.getLogger(__name__)
 
+CUT_EXTENSION = "servekit.cut"
+"""Extension of the ASGI scope: a function that closes the connection at once. Servers without it just keep it open."""
 RANK_HEADER = "x-data-parallel-rank"
 
 _CHARACTERS_PER_TOKEN = 4
@@ -87,6 +89,7 @@ async def generate(
     if messages > MAX_CHOICES:
         raise Refusal(400, f"n: {messages} choices in one request are more than {MAX_CHOICES}", param="n")
     job = manager.admit(messages, options.choices * (size // _CHARACTERS_PER_TOKEN + prompts))
+    job.cut = request.scope.get("extensions", {}).get(CUT_EXTENSION)
     gone = asyncio.ensure_future(_leave(request, job))
 
     def close() -> None:

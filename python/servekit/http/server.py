@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Generator
+from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from servekit.http.errors import error_body
+from servekit.http.generation import CUT_EXTENSION
 from servekit.tokenizer.refusal import Refusal
 
 FINISH_S = 2
@@ -19,7 +21,12 @@ KEEP_ALIVE_S = 65
 
 
 class _Protocol(HttpToolsProtocol):
-    """A request that is no HTTP at all gets an error that clients can read."""
+    """uvicorn's protocol; a request that is no HTTP at all gets an error that clients can read."""
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        extensions: dict[str, Any] = {CUT_EXTENSION: self.transport.abort}
+        self.scope["extensions"] = extensions
 
     def send_400_response(self, msg: str) -> None:
         body = error_body(Refusal(400, f"this is no valid HTTP request: {msg}", code="invalid_http"))

@@ -273,8 +273,9 @@ class TokenizerManager:
             if finish is not None:
                 del self._live[rid]
             if not job.put(choice, text or "", row_ids or b"", finish):
-                log.warning("cut off a client that left %d characters unread", choice.completion_tokens)
-                job.leave()
+                log.warning("cut off a client that does not read its stream")
+                self.close(job)
+                job.cut_off()
 
     def _take_reply(self, envelope: Envelope, frames: Sequence[bytes]) -> None:
         queue = self._asked.get(envelope.id)

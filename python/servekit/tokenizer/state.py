@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from servekit.messages.batches import FinishReason
@@ -31,6 +31,7 @@ class Choice:
         prompt_tokens, completion_tokens, cached_tokens: as last reported.
         dp_rank: rank that runs it, -1 unknown.
         finish: why it ended, None while it lives.
+        changed: its job has it on the list of those with news.
     """
 
     __slots__ = (
@@ -69,7 +70,6 @@ class Choice:
 
     def take(self) -> tuple[str, bytes]:
         """Everything since the last call: text, and ids as packed u32."""
-        self.changed = False
         if not self._texts and not self._ids:
             return "", b""
         text, ids = "".join(self._texts), b"".join(self._ids)
@@ -85,7 +85,9 @@ class Job:
         choices: in response order.
         live: choices that have not ended.
         gone: its client went away.
-        reserved_tokens: what was reserved for it on the state page.
+        closed: it holds nothing any more.
+        reserved_tokens, reserved_requests: what was reserved for it on the state page.
+        cut: closes its client's connection at once, unread bytes and all.
     """
 
     def __init__(self, choices: Sequence[Choice] = (), reserved_tokens: int = 0, reserved_requests: int = 0) -> None:
@@ -95,6 +97,7 @@ class Job:
         self.closed = False
         self.reserved_tokens = reserved_tokens
         self.reserved_requests = reserved_requests
+        self.cut: Callable[[], None] | None = None
         self._changed: list[Choice] = []
         self._unread = 0
         self._failure: Refusal | None = None
@@ -125,6 +128,12 @@ class Job:
         self.gone = True
         self._wake()
 
+    def cut_off(self) -> None:
+        """Drop a client that does not read: whoever writes to it is blocked until its connection is closed."""
+        self.leave()
+        if self.cut is not None:
+            self.cut()
+
     async def changed(self) -> list[Choice]:
         """Wait until choices have news and say which.
 
@@ -137,6 +146,8 @@ class Job:
                 raise ClientGone
             if self._changed:
                 changed, self._changed = self._changed, []
+                for choice in changed:
+                    choice.changed = False
                 self._unread = 0
                 return changed
             if self._failure is not None:

@@ -1,4 +1,4 @@
-"""`GET /health`: is the server alive? `GET /ready`: would it take a request now?"""
+"""`GET /health` says whether the server is alive, `GET /ready` whether it would take a request now."""
 
 from __future__ import annotations
 
