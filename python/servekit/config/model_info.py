@@ -37,7 +37,6 @@ _SAMPLING_RANGES: dict[str, tuple[float, float]] = {
     "top_p": (1e-9, 1),
     "top_k": (-1, 1 << 30),
     "min_p": (0, 1),
-    "repetition_penalty": (1e-9, 100),
 }
 _LENGTH_KEYS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length")
 
@@ -62,7 +61,7 @@ class ModelInfo(msgspec.Struct, kw_only=True, frozen=True):
         bos_id: the id of `bos_token`.
         add_bos: a plain-text prompt gets `bos_id` in front, the tokenizer does not do it. Never after a template.
         end_ids: every id that ends an answer, sorted.
-        default_sampling: temperature, top_p, top_k, min_p and repetition_penalty, those that the model's makers name.
+        default_sampling: temperature, top_p, top_k and min_p, those that the model's makers name.
     """
 
     path: str
@@ -211,6 +210,9 @@ def read_default_sampling(generation: dict[str, Any]) -> dict[str, float]:
             logger.warning("generation_config.json: %s %r is ignored", name, value)
             continue
         found[name] = value
+    if generation.get("repetition_penalty", 1) not in (None, 1):
+        # Answers differ from those the makers had in mind, so the operator should know.
+        logger.warning("generation_config.json: repetition_penalty is not supported and not applied")
     if found.get("top_k") == 0:
         found["top_k"] = -1
     return found
