@@ -1,0 +1,1 @@
+"""How a step is computed: model runners, KV pool, attention, linear layers, sampler."""

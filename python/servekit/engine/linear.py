@@ -1,0 +1,144 @@
+"""Linear layers, and the choice of the fastest kind for this machine.
+
+Which kernel wins depends on the processor: fbgemm with weights packed as float16 reads half the bytes, oneDNN with
+packed float32 has AVX-512 kernels, and sometimes plain torch is best. `choose_linear` times them on the model's own
+shapes; a few hundred milliseconds at start decide about every step afterwards.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+
+_CHECK_ROWS = (1, 16)
+"""Batches that are timed; with hundreds of rows all kinds are bound by arithmetic and nearly equal."""
+_CHECK_BYTES = 48 << 20
+"""Weights that one timing pass walks through: more than the caches hold, as in a real step."""
+_CHECK_SECONDS = 0.1
+"""Time for one kind and one batch."""
+
+
+class Linear(Protocol):
+    """y = x @ weight.T + bias, for x of shape [rows, in]."""
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor: ...
+
+
+class DenseLinear:
+    """Torch's own linear layer; works for every device and dtype."""
+
+    __slots__ = ("bias", "weight")
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+        self.weight = weight
+        self.bias = bias
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return F.linear(x, self.weight, self.bias)
+
+
+class OneDnnLinear:
+    """oneDNN with float32 weights in its blocked layout; x is float32 on the CPU.
+
+    A row's result does not depend on the other rows of its batch (tests hold it to that).
+    """
+
+    __slots__ = ("bias", "weight")
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+        # 16 rows is a hint for the layout: good for decoding, and no worse for prefill.
+        self.weight = torch.ops.mkldnn._reorder_linear_weight(weight.float().contiguous(), 16)
+        self.bias = None if bias is None else bias.float()
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
+        return out
+
+
+class FbgemmLinear:
+    """fbgemm with weights packed as float16, arithmetic and activations float32, on the CPU."""
+
+    __slots__ = ("packed",)
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+        bias = None if bias is None else bias.float()
+        self.packed: Any = torch.ops.quantized.linear_prepack_fp16(weight.float().contiguous(), bias)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = torch.ops.quantized.linear_dynamic_fp16(x, self.packed)
+        return out
+
+
+LinearFactory = Callable[[torch.Tensor, "torch.Tensor | None"], Linear]
+
+_FLOAT32_KINDS: dict[str, LinearFactory] = {"onednn": OneDnnLinear, "torch": DenseLinear}
+_FAST_KINDS: dict[str, LinearFactory] = {"fbgemm-fp16": FbgemmLinear, **_FLOAT32_KINDS}
+
+
+def linear_kinds(float32_only: bool) -> dict[str, LinearFactory]:
+    """Kinds of CPU layers that this build of torch can run, by name.
+
+    Args:
+        float32_only: leave out those that round the weights.
+    """
+    works = {}
+    weight, x = torch.eye(16), torch.ones(1, 16)
+    for name, kind in (_FLOAT32_KINDS if float32_only else _FAST_KINDS).items():
+        if name == "fbgemm-fp16" and "fbgemm" not in torch.backends.quantized.supported_engines:
+            continue
+        try:
+            if torch.equal(kind(weight, None)(x), x):
+                works[name] = kind
+        except (RuntimeError, AttributeError):
+            # A torch built without this library: the kind is simply not offered.
+            continue
+    return works
+
+
+def choose_linear(shapes: Sequence[tuple[int, int]], float32_only: bool) -> tuple[str, LinearFactory]:
+    """The kind that is fastest here for weights of these shapes (out, in), over small and large batches alike.
+
+    In float32, oneDNN is taken without a race where it exists: its rows do not depend on their batch mates, so that
+    a request's tokens don't either.
+    """
+    kinds = linear_kinds(float32_only)
+    if len(kinds) == 1 or (float32_only and "onednn" in kinds):
+        name = next(iter(kinds))
+        return name, kinds[name]
+    times = {name: _time(kind, shapes) for name, kind in kinds.items()}
+    best = [min(t[i] for t in times.values()) for i in range(len(_CHECK_ROWS))]
+    name = min(times, key=lambda n: math.prod(t / b for t, b in zip(times[n], best, strict=True)))
+    return name, kinds[name]
+
+
+def _time(kind: LinearFactory, shapes: Sequence[tuple[int, int]]) -> list[float]:
+    """Seconds of one pass over the weights, for each of `_CHECK_ROWS`."""
+    layers: list[tuple[int, Linear]] = []
+    nbytes = 0
+    base = {shape: torch.empty(shape).uniform_(-0.05, 0.05) for shape in set(shapes)}
+    while nbytes < _CHECK_BYTES:
+        for shape in shapes:
+            layers.append((shape[1], kind(base[shape].clone(), None)))
+            nbytes += 4 * shape[0] * shape[1]
+            if nbytes >= _CHECK_BYTES:
+                break
+    result = []
+    with torch.inference_mode():
+        for rows in _CHECK_ROWS:
+            xs = {width: torch.empty(rows, width).uniform_(-1, 1) for _, width in shapes}
+            best, deadline = math.inf, time.perf_counter() + _CHECK_SECONDS
+            for attempt in range(50):
+                start = time.perf_counter()
+                for width, layer in layers:
+                    layer(xs[width])
+                now = time.perf_counter()
+                best = min(best, now - start)
+                if attempt and now > deadline:
+                    break
+            result.append(best)
+    return result

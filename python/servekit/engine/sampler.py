@@ -1,0 +1,135 @@
+"""Draws tokens from logits, all rows at once, and only what a row asks for.
+
+Randomness is a function of (seed, position, token) alone: a hash gives every candidate its Gumbel noise, and the
+largest sum of scaled logit and noise wins, which draws from the softmax. So a draw does not depend on the batch, on
+earlier steps or on the rank, and a small change of the logits seldom changes it.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from servekit.engine.plan import BAD_LOGITS, SamplingColumns
+from servekit.engine.randomness import draw_keys
+
+GREEDY_BELOW = 1e-5
+"""A temperature below that is greedy: dividing by it would overflow."""
+
+_HEAD = 1024
+"""Candidates that are sorted first; most nuclei end within them, so the whole vocabulary is seldom sorted."""
+_BLOCK = 4
+"""Rows whose noise is made together: their buffers stay in the processor's second cache."""
+
+
+class Sampler:
+    """Sampler for one vocabulary size on one device."""
+
+    def __init__(self, vocab_size: int, device: torch.device) -> None:
+        self._device = device
+        self._tokens = _mix(torch.arange(vocab_size, dtype=torch.int32, device=device), None)
+
+    def sample(self, logits: torch.Tensor, columns: SamplingColumns) -> torch.Tensor:
+        """Draw one token a row.
+
+        Args:
+            logits: [rows, vocabulary] float32; may be overwritten.
+
+        Returns:
+            [rows] int64 tokens, `BAD_LOGITS` for a row that is not finite.
+        """
+        for row, ids in enumerate(columns.forbidden or ()):
+            if ids is not None:
+                logits[row, torch.from_numpy(ids).to(self._device)] = -math.inf
+        top, tokens = logits.max(-1)
+        drawn = np.flatnonzero(columns.temperature >= GREEDY_BELOW)
+        if len(drawn):
+            everyone = len(drawn) == len(columns.temperature)
+            index = torch.from_numpy(drawn).to(self._device)
+            scaled = logits if everyone else logits[index]
+            scaled /= self._column(columns.temperature[drawn])[:, None]
+            self._filter(scaled, columns, drawn)
+            tokens[index] = self._draw(scaled, draw_keys(columns.seed[drawn], columns.position[drawn]))
+        return torch.where(torch.isfinite(top), tokens, BAD_LOGITS)
+
+    def _column(self, values: npt.NDArray[np.float32]) -> torch.Tensor:
+        return torch.from_numpy(values.astype(np.float32)).to(self._device)
+
+    def _filter(self, scaled: torch.Tensor, columns: SamplingColumns, drawn: npt.NDArray[np.intp]) -> None:
+        """Put -inf in place of what top_k, top_p and min_p exclude; equal logits stay or go together."""
+        top_k, top_p, min_p = columns.top_k[drawn], columns.top_p[drawn], columns.min_p[drawn]
+        vocabulary = scaled.shape[-1]
+        top_k = np.where(top_k <= 0, vocabulary, np.minimum(top_k, vocabulary))
+        sorting = np.flatnonzero((top_k < vocabulary) | (top_p < 1))
+        if len(sorting):
+            head = sorting[(top_k[sorting] <= _HEAD) | (top_k[sorting] == vocabulary)]
+            whole = np.setdiff1d(sorting, head)
+            if len(head):
+                short = self._cut(scaled, head, top_k[head], top_p[head], min(_HEAD, vocabulary))
+                whole = np.concatenate((whole, head[short]))
+            if len(whole):
+                self._cut(scaled, whole, top_k[whole], top_p[whole], vocabulary)
+        floors = np.flatnonzero(min_p > 0)
+        if len(floors):
+            index = torch.from_numpy(floors).to(self._device)
+            rows = scaled[index]
+            floor = rows.amax(-1, keepdim=True) + self._column(np.log(np.minimum(min_p[floors], 1)))[:, None]
+            scaled[index] = rows.masked_fill_(rows < floor, -math.inf)
+
+    def _cut(
+        self,
+        scaled: torch.Tensor,
+        at: npt.NDArray[np.intp],
+        top_k: npt.NDArray[np.int64],
+        top_p: npt.NDArray[np.float32],
+        width: int,
+    ) -> npt.NDArray[np.bool_]:
+        """Apply top_k, then top_p among what is left, to the rows `at`, sorting `width` candidates.
+
+        Returns:
+            The rows whose nucleus does not end within `width`; these are left as they were.
+        """
+        index = torch.from_numpy(at).to(self._device)
+        rows = scaled[index]
+        values = rows.topk(width, -1).values
+        k = torch.from_numpy(top_k).to(self._device)[:, None]
+        outside = torch.arange(width, device=self._device) >= k
+        kept = values.masked_fill(outside, -math.inf)
+        # Without top_k the nucleus is a share of everything, also of what was not sorted.
+        total = torch.where(k >= rows.shape[-1], rows.logsumexp(-1, keepdim=True), kept.logsumexp(-1, keepdim=True))
+        mass = (kept - total).double().exp_()
+        before = mass.cumsum(-1) - mass
+        nucleus = ((before < self._column(top_p)[:, None]) & ~outside).sum(-1).clamp_(min=1)
+        short = (nucleus == width) & (k[:, 0] > width)
+        last = values.gather(-1, (nucleus - 1)[:, None])
+        last.masked_fill_(short[:, None], -math.inf)
+        scaled[index] = rows.masked_fill_(rows < last, -math.inf)
+        result: npt.NDArray[np.bool_] = short.cpu().numpy()
+        return result
+
+    def _draw(self, scaled: torch.Tensor, keys: npt.NDArray[np.int32]) -> torch.Tensor:
+        noise_keys = torch.from_numpy(keys).to(self._device)
+        out = torch.empty(len(scaled), dtype=torch.int64, device=self._device)
+        for start in range(0, len(scaled), _BLOCK):
+            block = slice(start, start + _BLOCK)
+            bits = _mix(self._tokens ^ noise_keys[0, block, None], noise_keys[1, block, None])
+            # 23 bits and a half: exact in float32, never 0 or 1.
+            uniform = (bits.bitwise_right_shift_(9).bitwise_and_(0x7FFFFF)).to(torch.float32).add_(0.5).mul_(2.0**-23)
+            gumbel = uniform.log_().neg_().log_().neg_()
+            torch.argmax(gumbel.add_(scaled[block]), -1, out=out[block])
+        return out
+
+
+def _mix(x: torch.Tensor, key: torch.Tensor | None) -> torch.Tensor:
+    """A 32-bit mixer (the multipliers of https://github.com/skeeto/hash-prospector), in place; wraps like u32."""
+    x ^= (x >> 16) & 0xFFFF
+    x *= 0x7FEB352D
+    if key is not None:
+        x += key
+    x ^= (x >> 15) & 0x1FFFF
+    x *= 0x846CA68B - (1 << 32)
+    x ^= (x >> 16) & 0xFFFF
+    return x

@@ -1,0 +1,167 @@
+"""The runner that computes with torch, on a CPU or a CUDA device."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from servekit.engine.attention import TorchAttention
+from servekit.engine.kv_cache import KvPool
+from servekit.engine.linear import DenseLinear, choose_linear
+from servekit.engine.plan import NO_TOKEN, Ints, Plan, SamplingColumns
+from servekit.engine.sampler import Sampler
+from servekit.models.llama import Llama, LlamaConfig
+from servekit.models.registry import load_model, read_config
+
+logger = logging.getLogger(__name__)
+
+_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+_CPU_CONTEXTS = 8
+_CPU_POOL_BYTES = 2 << 30
+_CUDA_SHARE = 0.85
+"""Share of the device's memory for weights, pool and activations."""
+_CUDA_ACTIVATION_BYTES = 1 << 30
+
+
+class DeviceError(ValueError):
+    """A device or dtype that this machine can't give. One line for the operator."""
+
+
+class TorchRunner:
+    """A model, its KV pool and its sampler; `info` says what was chosen for them."""
+
+    def __init__(
+        self, model: Llama, pool: KvPool, dtype: torch.dtype, device: torch.device, info: dict[str, Any]
+    ) -> None:
+        config = model.config
+        self.info = info
+        self._model = model
+        self._device = device
+        self._attention = TorchAttention(pool, config.heads, config.head_size, dtype, device)
+        self._sampler = Sampler(config.vocab_size, device)
+
+    @torch.inference_mode()
+    def launch(self, plan: Plan) -> tuple[int, Ints, torch.Tensor | None]:
+        """Compute a step; on CUDA it runs while the caller goes on."""
+        positions = self._attention.begin(plan)
+        last = np.cumsum(plan.counts)[plan.sampled] - 1
+        ids = torch.from_numpy(plan.ids).to(self._device)
+        logits = self._model(ids, positions, torch.from_numpy(last).to(self._device), self._attention)
+        tokens = self._sampler.sample(logits, plan.sampling) if len(plan.sampled) else None
+        return len(plan.counts), plan.sampled, tokens
+
+    def collect(self, handle: tuple[int, Ints, torch.Tensor | None]) -> Ints:
+        """Tokens of a launched step, [rows, 1]."""
+        rows, sampled, tokens = handle
+        out = np.full((rows, 1), NO_TOKEN, np.int64)
+        if tokens is not None:
+            out[sampled, 0] = tokens.cpu().numpy()
+        return out
+
+
+def load_torch_runner(
+    path: Path,
+    *,
+    device: str,
+    dtype: str,
+    ranks: int,
+    rank: int,
+    page: int,
+    max_model_len: int,
+    max_total_tokens: int | None,
+    progress: Callable[[int, int], None],
+) -> TorchRunner:
+    """Load a model and make room for its KV pool.
+
+    Args:
+        path: folder or GGUF file.
+        device: auto, cpu or cuda.
+        dtype: auto, float32, float16 or bfloat16. On a CPU, auto is float32 arithmetic with the fastest linear layers,
+            whose weights may be rounded to float16; on CUDA it is bfloat16.
+        ranks, rank: of this machine, to share its cores and to choose among its devices.
+        page: tokens in a KV page.
+        max_model_len: context in tokens.
+        max_total_tokens: size of the pool in tokens, None for what fits.
+        progress: called with (tensors done, tensors in all).
+
+    Raises:
+        WeightError: the model can't be read.
+        DeviceError: there is no such device, or too little memory on it.
+    """
+    began = time.monotonic()
+    where = _device(device, rank)
+    if where.type == "cpu":
+        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // ranks))
+    config = read_config(path)
+    kind = _dtype(dtype, where)
+    name, linear = "torch", DenseLinear
+    if where.type == "cpu" and kind == torch.float32:
+        name, linear = choose_linear(Llama.linear_shapes(config), float32_only=dtype == "float32")
+    chosen = time.monotonic()
+    model = load_model(path, config, linear, kind, where, progress)
+    tokens = _pool_tokens(config, kind, where, max_model_len, max_total_tokens)
+    pages = tokens // page
+    if pages < 1:
+        raise DeviceError(f"no room for a KV page of {page} tokens on {where}: take a smaller model")
+    pool = KvPool(config.layers, config.kv_heads, config.head_size, pages, page, kind, where)
+    info = {
+        "device": str(where),
+        "dtype": str(kind).removeprefix("torch."),
+        "linear": name,
+        "threads": torch.get_num_threads() if where.type == "cpu" else 0,
+        "vocab_size": config.vocab_size,
+        "kv_pages": pages,
+    }
+    runner = TorchRunner(model, pool, kind, where, info)
+    _warm_up(runner)
+    info["load_seconds"] = round(time.monotonic() - began, 2)
+    logger.debug("linear layers chosen in %.2f s: %s", chosen - began, name)
+    return runner
+
+
+def _warm_up(runner: TorchRunner) -> None:
+    """Compute two tokens of one sequence in the first page, so that the first request does not pay for set-up."""
+    one, zero = np.ones(1, np.int64), np.zeros(1, np.int64)
+    off, ones = np.zeros(1, np.float32), np.ones(1, np.float32)
+    columns = SamplingColumns(off, ones, zero, off, zero.astype(np.uint64), zero)
+    for start in range(2):
+        runner.collect(runner.launch(Plan(0, zero, zero + start, one, one[None], zero, columns)))
+
+
+def _device(name: str, rank: int) -> torch.device:
+    available = torch.cuda.is_available()
+    if name == "cuda" and not available:
+        raise DeviceError("--device cuda: torch sees no CUDA device")
+    if name == "cpu" or not available:
+        return torch.device("cpu")
+    device = torch.device("cuda", rank % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    return device
+
+
+def _dtype(name: str, device: torch.device) -> torch.dtype:
+    if name == "auto":
+        return torch.float32 if device.type == "cpu" else torch.bfloat16
+    if name == "float32" and device.type == "cuda":
+        # Plain float32 is what was asked for, not the shorter format of tensor cores.
+        torch.backends.cuda.matmul.allow_tf32 = False
+    return _DTYPES[name]
+
+
+def _pool_tokens(
+    config: LlamaConfig, dtype: torch.dtype, device: torch.device, max_model_len: int, max_total_tokens: int | None
+) -> int:
+    if max_total_tokens is not None:
+        return max_total_tokens
+    each = KvPool.token_bytes(config.layers, config.kv_heads, config.head_size, dtype)
+    if device.type == "cpu":
+        return min(_CPU_CONTEXTS * max_model_len, _CPU_POOL_BYTES // each)
+    free, total = torch.cuda.mem_get_info(device)
+    return max(0, int(free - total * (1 - _CUDA_SHARE)) - _CUDA_ACTIVATION_BYTES) // each

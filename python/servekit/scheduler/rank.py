@@ -1,0 +1,144 @@
+"""The torch engine as a rank: the loop between the link to the control process, the scheduler and a model runner."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from servekit.engine.dummy_runner import DummyRunner
+from servekit.engine.plan import ModelRunner
+from servekit.messages.batches import BatchEmbeddingOutput, BatchTokenIDOutput, FinishReason
+from servekit.messages.envelope import Envelope, Kind, Load
+from servekit.messages.requests import ControlReply
+from servekit.runtime.child import ChildContext
+from servekit.scheduler.scheduler import Scheduler, SchedulerConfig
+from servekit.transport.rank_link import RankLink
+
+logger = logging.getLogger(__name__)
+
+MAX_RUNNING_CPU = 64
+MAX_RUNNING_CUDA = 256
+_DUMMY_CONTEXTS = 8
+"""KV pool of the dummy runner, in contexts."""
+
+
+class TorchRank:
+    """A `Rank` that runs a scheduler over a model runner, one step at a time."""
+
+    def __init__(self, runner: ModelRunner, config: SchedulerConfig, *, rank: int, epoch: int) -> None:
+        self._runner = runner
+        self._scheduler = Scheduler(config)
+        self._identity = {"engine": "torch", "rank": rank, "epoch": epoch, "pid": os.getpid()}
+        self._reported: tuple[Load, int] | None = None
+        self.info: dict[str, Any] = {
+            "engine": "torch",
+            **runner.info,
+            "kv_pool_tokens": self._scheduler.pool_tokens,
+            "max_running_requests": config.max_running,
+            "max_model_len": self._scheduler.max_tokens,
+            "page_size": config.page,
+        }
+
+    def run(self, link: RankLink, stopping: Callable[[], bool]) -> None:
+        """Serve until `stopping()`: blocks while there is nothing to compute, and takes messages between steps."""
+        scheduler, runner = self._scheduler, self._runner
+        idle = True
+        while not stopping():
+            for envelope, body in link.receive(None if idle else 0.0):
+                self._take(link, envelope, body)
+            # What ended without a step (aborts, refusals) does not wait for the next one.
+            self._send(link)
+            step = scheduler.plan()
+            idle = step is None
+            if step is not None:
+                scheduler.complete(step, runner.collect(runner.launch(step.plan)))
+            self._send(link, report=True)
+        scheduler.close_all("the rank was stopped", 503)
+        self._send(link)
+
+    def _take(self, link: RankLink, envelope: Envelope, body: Any) -> None:
+        match envelope.kind:
+            case Kind.GENERATE:
+                if not self._scheduler.add(envelope.id, body):
+                    logger.warning("request %d came twice, the second is ignored", envelope.id)
+            case Kind.EMBEDDING:
+                reason = FinishReason("error", message="this model generates text, it has no embeddings", status=400)
+                batch = BatchEmbeddingOutput(rids=[envelope.id], finished_reasons=[reason], embeddings=[b""])
+                link.send_batch(batch, None)
+            case Kind.ABORT:
+                self._scheduler.abort(envelope.id, body.reason)
+            case Kind.GET_STATE:
+                data = json.dumps({**self._identity, **self._scheduler.state()}).encode()
+                link.reply(envelope, ControlReply(True, data=data))
+            case other:
+                link.reply(envelope, ControlReply(False, f"{other.name} is not supported by this engine"))
+
+    def _send(self, link: RankLink, report: bool = False) -> None:
+        """Send the rows that are there; without any, and if asked to, a load that changed."""
+        batch = self._scheduler.take_batch()
+        if batch is None and not report:
+            return
+        now = (self._scheduler.load(), link.last_dispatch)
+        if batch is not None or now != self._reported:
+            self._reported = now
+            link.send_batch(batch or BatchTokenIDOutput(rids=[]), now[0])
+
+
+def create_torch_rank(ctx: ChildContext) -> TorchRank:
+    """The factory that `--engine torch` names; gives up the start if the model can't be loaded."""
+    args, model = ctx.config.server_args, ctx.config.model_info
+    began = time.monotonic()
+    prefill = args.max_prefill_tokens
+    runner: ModelRunner
+    if args.load_format == "dummy":
+        runner = DummyRunner(model.vocab_size)
+        pool = args.max_total_tokens or _DUMMY_CONTEXTS * model.max_model_len
+        vocab_size, pages, running = model.vocab_size, pool // args.page_size, MAX_RUNNING_CUDA
+    else:
+        # Imported here: the dummy runner works where torch is not installed.
+        from servekit.engine.torch_runner import DeviceError, load_torch_runner
+        from servekit.models.weights import WeightError
+
+        try:
+            runner = load_torch_runner(
+                Path(model.path),
+                device=args.device,
+                dtype=args.dtype,
+                ranks=args.data_parallel_size,
+                rank=ctx.index,
+                page=args.page_size,
+                max_model_len=model.max_model_len,
+                max_total_tokens=args.max_total_tokens,
+                progress=lambda done, total: ctx.progress(done, total, "weights"),
+            )
+        except (WeightError, DeviceError) as error:
+            ctx.fail(str(error))
+        vocab_size, pages = runner.info["vocab_size"], runner.info["kv_pages"]
+        running = MAX_RUNNING_CUDA
+        if runner.info["device"] == "cpu":
+            running = MAX_RUNNING_CPU
+            # More rows at once make a CPU no faster, they only keep everyone else's tokens waiting.
+            prefill = min(prefill, args.chunked_prefill_size)
+    running = args.max_running_requests or running
+    config = SchedulerConfig(
+        max_running=running,
+        # The router bounds what waits; this bounds what a rank would take if it did not.
+        max_waiting=args.max_queued_requests + args.data_parallel_size * running,
+        max_prefill_tokens=prefill,
+        chunked_prefill_size=args.chunked_prefill_size,
+        page=args.page_size,
+        pages=pages,
+        max_model_len=model.max_model_len,
+        vocab_size=vocab_size,
+        end_ids=tuple(model.end_ids),
+        seed=args.seed if args.seed is not None else random.getrandbits(63),
+    )
+    rank = TorchRank(runner, config, rank=ctx.index, epoch=ctx.epoch)
+    rank.info["load_seconds"] = round(time.monotonic() - began, 2)
+    return rank

@@ -1,0 +1,310 @@
+"""Decides what each step computes: continuous batching with chunked prefill over a paged KV pool.
+
+A step holds one token of every decoding request and pieces of prompts, first come first served. `plan` makes it,
+a model runner computes it, `complete` takes in its tokens. Nothing here waits, sends or computes.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from servekit.engine.plan import BAD_LOGITS, Ints, Plan, SamplingColumns
+from servekit.messages.batches import BatchTokenIDOutput, FinishReason
+from servekit.messages.envelope import Load
+from servekit.scheduler.outputs import Outputs
+from servekit.scheduler.pages import PageAllocator
+from servekit.scheduler.request import Limits, Request, RequestError, make_request
+from servekit.scheduler.table import SlotTable
+
+
+@dataclass(slots=True, frozen=True)
+class SchedulerConfig:
+    """Sizes of a scheduler.
+
+    Attributes:
+        max_running: most requests in a batch.
+        max_waiting: most requests that wait for it.
+        max_prefill_tokens: most prompt tokens in a step.
+        chunked_prefill_size: most tokens of one prompt in a step.
+        page: tokens in a KV page.
+        pages: pages in the pool.
+        max_model_len: context in tokens.
+        vocab_size, end_ids, seed: see `Limits`.
+    """
+
+    max_running: int
+    max_waiting: int
+    max_prefill_tokens: int
+    chunked_prefill_size: int
+    page: int
+    pages: int
+    max_model_len: int
+    vocab_size: int
+    end_ids: tuple[int, ...]
+    seed: int = 0
+
+
+@dataclass(slots=True, frozen=True)
+class Step:
+    """A plan, and to which slots its rows belong; serials tell whether they still do when its tokens arrive."""
+
+    plan: Plan
+    slots: Ints
+    serials: Ints
+
+
+class Scheduler:
+    """Requests of one rank from acceptance to their single finished row."""
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        self.config = config
+        self.pool_tokens = config.pages * config.page
+        self.max_tokens = min(config.max_model_len, self.pool_tokens)
+        end_ids = np.array(sorted(set(config.end_ids)), dtype=np.int64)
+        end_ids = end_ids[(end_ids >= 0) & (end_ids < config.vocab_size)]
+        self._limits = Limits(config.vocab_size, self.max_tokens, end_ids, config.seed)
+        self._is_end = np.zeros(config.vocab_size, np.bool_)
+        self._is_end[end_ids] = True
+        self._table = SlotTable(config.max_running, self.max_tokens, config.page)
+        self._allocator = PageAllocator(config.pages)
+        self._requests: dict[int, Request] = {}
+        self._waiting: deque[Request] = deque()
+        self._waiting_tokens = 0
+        self._prefilling: list[Request] = []
+        self._outputs = Outputs()
+        self._arrivals = 0
+        self._steps = 0
+
+    # What comes in
+
+    def add(self, rid: int, body: Any) -> bool:
+        """Accept a request, or refuse it with an error row.
+
+        Returns:
+            False if a request of this id lives already: nothing is done, its one finished row belongs to the other.
+        """
+        if rid in self._requests:
+            return False
+        try:
+            if len(self._waiting) >= self.config.max_waiting:
+                raise RequestError(f"{len(self._waiting)} requests wait already", 503)
+            request = make_request(rid, body, self._arrivals, self._limits)
+        except RequestError as error:
+            self.refuse(rid, str(error), error.status)
+            return True
+        self._arrivals += 1
+        self._requests[rid] = request
+        self._waiting.append(request)
+        self._waiting_tokens += len(request.tokens)
+        return True
+
+    def refuse(self, rid: int, message: str, status: int) -> None:
+        """Close a request that was never accepted."""
+        self._outputs.close(rid, FinishReason("error", message=message, status=status), 0, 0, 0)
+
+    def abort(self, rid: int, reason: str = "") -> None:
+        """End a request, in whatever phase, and free its pages now. An unknown id means nothing."""
+        request = self._requests.get(rid)
+        if request is not None:
+            self._close(request, FinishReason("abort", message=reason or None))
+
+    def close_all(self, message: str, status: int) -> None:
+        """End every request with an error."""
+        for request in list(self._requests.values()):
+            self._close(request, FinishReason("error", message=message, status=status))
+
+    # Steps
+
+    def plan(self) -> Step | None:
+        """The next step, or None if there is nothing to compute."""
+        t = self._table
+        self._grow()
+        slots = np.flatnonzero(t.decoding)
+        starts, counts = t.computed[slots], np.ones(len(slots), np.int64)
+        pieces = self._prefill()
+        if pieces:
+            more = np.array([(request.slot, t.computed[request.slot], count) for request, count in pieces], np.int64)
+            slots = np.concatenate((slots, more[:, 0]))
+            starts, counts = np.concatenate((starts, more[:, 1])), np.concatenate((counts, more[:, 2]))
+        if not len(slots):
+            return None
+        decoded = len(slots) - len(pieces)
+        ids = t.tokens[slots[:decoded], starts[:decoded]].astype(np.int64)
+        if pieces:
+            parts = [t.tokens[s, a : a + n] for s, a, n in more.tolist()]
+            ids = np.concatenate((ids, *parts), dtype=np.int64, casting="same_kind")
+        width = -(-int((starts + counts).max()) // t.page)
+        sampled = np.flatnonzero(starts + counts == t.known[slots])
+        self._steps += 1
+        plan = Plan(self._steps, ids, starts, counts, t.pages[slots, :width], sampled, self._sampling(slots[sampled]))
+        return Step(plan, slots, t.serial[slots])
+
+    def complete(self, step: Step, tokens: Ints) -> None:
+        """Take in a step's tokens, [rows, 1] as its runner gives them.
+
+        Rows whose request ended since the step was planned are passed over.
+        """
+        t = self._table
+        live = t.serial[step.slots] == step.serials
+        live &= t.used[step.slots]
+        t.computed[step.slots[live]] += step.plan.counts[live]
+        rows = step.plan.sampled[live[step.plan.sampled]]
+        slots, new = step.slots[rows], tokens[rows, 0]
+        if len(self._prefilling):
+            self._prefilling = [r for r in self._prefilling if t.computed[r.slot] < t.known[r.slot]]
+        bad = new == BAD_LOGITS
+        if bad.any():
+            for slot in slots[bad].tolist():
+                reason = FinishReason("error", message="the model's output for this request is not finite", status=500)
+                self._close(self._owner(slot), reason)
+            slots, new = slots[~bad], new[~bad]
+        t.tokens[slots, t.known[slots]] = new
+        t.known[slots] += 1
+        t.decoding[slots] = True
+        self._emit(slots, new)
+
+    # What goes out
+
+    def take_batch(self) -> BatchTokenIDOutput | None:
+        """Rows made since the last call, or None."""
+        return self._outputs.take()
+
+    def load(self) -> Load:
+        """The load now."""
+        t = self._table
+        pending = sum(int(t.known[r.slot] - t.computed[r.slot]) for r in self._prefilling)
+        return Load(
+            running=t.running,
+            waiting=len(self._waiting),
+            held_tokens=int(t.computed.sum()),
+            pending_tokens=self._waiting_tokens + pending,
+            pool_tokens=self.pool_tokens,
+        )
+
+    def state(self) -> dict[str, Any]:
+        """Plain values for `/debug/state`."""
+        return {
+            "live": len(self._requests),
+            "running": self._table.running,
+            "waiting": len(self._waiting),
+            "prefilling": len(self._prefilling),
+            "pages_held": self._allocator.count - self._allocator.free,
+            "pages_free": self._allocator.free,
+            "held_tokens": int(self._table.computed.sum()),
+            "pool_tokens": self.pool_tokens,
+            "steps": self._steps,
+        }
+
+    # Inside
+
+    def _grow(self) -> None:
+        """Give every decoding request the page for its next token; retract requests while pages are short."""
+        t = self._table
+        while True:
+            slots = np.flatnonzero(t.decoding & (t.computed == t.held * t.page))
+            if len(slots) <= self._allocator.free:
+                break
+            running = [request for request in t.owners if request is not None]
+            # The cheapest to compute again; of equals, the one that came last.
+            self._retract(min(running, key=lambda r: (int(t.computed[r.slot]), -r.arrival)))
+        if len(slots):
+            t.pages[slots, t.held[slots]] = self._allocator.take(len(slots))
+            t.held[slots] += 1
+
+    def _retract(self, request: Request) -> None:
+        """Put a running request back among the waiting ones, in its place by arrival, with its tokens."""
+        if request in self._prefilling:
+            self._prefilling.remove(request)
+        self._table.remove(request, self._allocator)
+        request.retractions += 1
+        place = next((i for i, r in enumerate(self._waiting) if r.arrival > request.arrival), len(self._waiting))
+        self._waiting.insert(place, request)
+        self._waiting_tokens += len(request.tokens)
+
+    def _prefill(self) -> list[tuple[Request, int]]:
+        """Pieces of prompts for this step; admits waiting requests while slots, pages and tokens last."""
+        t, budget, pieces = self._table, self.config.max_prefill_tokens, []
+        for request in self._prefilling:
+            if budget <= 0:
+                return pieces
+            left = int(t.known[request.slot] - t.computed[request.slot])
+            count = min(left, self.config.chunked_prefill_size, budget)
+            pieces.append((request, count))
+            budget -= count
+        while self._waiting and budget > 0 and not t.full:
+            request = self._waiting[0]
+            pages = -(-len(request.tokens) // t.page)
+            # A page for each running request stays free, or the next steps would retract what is admitted now.
+            if self._allocator.free < pages + t.running:
+                break
+            self._waiting.popleft()
+            self._waiting_tokens -= len(request.tokens)
+            t.add(request, self._allocator.take(pages))
+            self._prefilling.append(request)
+            count = min(len(request.tokens), self.config.chunked_prefill_size, budget)
+            pieces.append((request, count))
+            budget -= count
+        return pieces
+
+    def _sampling(self, slots: Ints) -> SamplingColumns:
+        t = self._table
+        forbidden: list[Ints | None] | None = None
+        early = t.known[slots] < t.min_tokens[slots]
+        if early.any():
+            forbidden = [self._owner(s).barred if e else None for s, e in zip(slots.tolist(), early, strict=True)]
+        return SamplingColumns(
+            t.temperature[slots],
+            t.top_p[slots],
+            t.top_k[slots],
+            t.min_p[slots],
+            t.seed[slots],
+            t.known[slots],
+            forbidden,
+        )
+
+    def _emit(self, slots: Ints, new: Ints) -> None:
+        """Report new tokens, and close the requests that end with them."""
+        if not len(slots):
+            return
+        t = self._table
+        stopped = self._is_end[new] & ~t.ignores_end[slots]
+        for i in np.flatnonzero(t.has_stops[slots]).tolist():
+            stopped[i] |= int(new[i]) in self._owner(int(slots[i])).stop_ids
+        ended = np.flatnonzero(stopped | (t.known[slots] >= t.limit[slots])).tolist()
+        reasons: list[FinishReason | None] | None = None
+        if ended:
+            reasons = [None] * len(slots)
+            for i in ended:
+                reasons[i] = FinishReason("stop", matched=int(new[i])) if stopped[i] else FinishReason("length")
+        self._outputs.step(
+            t.rid[slots], new, t.prompt[slots], t.known[slots] - t.prompt[slots], t.retractions[slots], reasons
+        )
+        for i in ended:
+            self._release(self._owner(int(slots[i])))
+
+    def _close(self, request: Request, reason: FinishReason) -> None:
+        """End a request between its tokens: one finished row without ids."""
+        if request.slot < 0:
+            self._waiting.remove(request)
+            self._waiting_tokens -= len(request.tokens)
+            del self._requests[request.rid]
+        else:
+            if request in self._prefilling:
+                self._prefilling.remove(request)
+            self._release(request)
+        generated = len(request.tokens) - request.prompt_tokens
+        self._outputs.close(request.rid, reason, request.prompt_tokens, generated, request.retractions)
+
+    def _release(self, request: Request) -> None:
+        self._table.remove(request, self._allocator)
+        del self._requests[request.rid]
+
+    def _owner(self, slot: int) -> Request:
+        request = self._table.owners[slot]
+        if request is None:
+            raise RuntimeError(f"slot {slot} has no request")
+        return request

@@ -1,0 +1,81 @@
+"""The running requests as arrays, one row a slot, so that a step costs array operations and not a loop over objects."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from servekit.engine.plan import Ints
+from servekit.scheduler.pages import PageAllocator
+from servekit.scheduler.request import Request
+
+
+class SlotTable:
+    """State of up to `slots` running requests.
+
+    Attributes, each an array over slots:
+        serial: changes whenever a slot gets another request.
+        used, decoding: the slot has a request; all its known tokens but the newest are computed.
+        rid, prompt, limit, min_tokens: of its request.
+        known, computed: tokens of prompt and output; those whose keys and values are in the pool.
+        held: pages it holds.
+        tokens: [slots, max_tokens] ids, valid up to `known`.
+        pages: [slots, pages of max_tokens] page numbers, 0 from `held` on.
+        temperature, top_p, top_k, min_p, seed: how it is sampled.
+        ignores_end, has_stops: the model's end tokens don't end it; it has stop ids of its own.
+        retractions: how often its request lost its pages.
+    """
+
+    def __init__(self, slots: int, max_tokens: int, page: int) -> None:
+        self.page = page
+        self.owners: list[Request | None] = [None] * slots
+        self._free = list(range(slots - 1, -1, -1))
+        self.serial, self.prompt, self.limit, self.min_tokens = (np.zeros(slots, np.int64) for _ in range(4))
+        self.known, self.computed, self.held = (np.zeros(slots, np.int64) for _ in range(3))
+        self.top_k, self.retractions = np.zeros(slots, np.int64), np.zeros(slots, np.int64)
+        self.used, self.decoding, self.ignores_end, self.has_stops = (np.zeros(slots, np.bool_) for _ in range(4))
+        self.rid, self.seed = np.zeros(slots, np.uint64), np.zeros(slots, np.uint64)
+        self.temperature, self.top_p, self.min_p = (np.zeros(slots, np.float32) for _ in range(3))
+        # Not touched before it is used, so long contexts cost no memory by themselves.
+        self.tokens = np.empty((slots, max_tokens), np.int32)
+        self.pages = np.zeros((slots, -(-max_tokens // page)), np.int64)
+
+    @property
+    def full(self) -> bool:
+        """No slot is free."""
+        return not self._free
+
+    @property
+    def running(self) -> int:
+        """Slots in use."""
+        return len(self.owners) - len(self._free)
+
+    def add(self, request: Request, pages: Ints) -> None:
+        """Give a request a slot and pages for all its known tokens."""
+        slot = self._free.pop()
+        request.slot = slot
+        self.owners[slot] = request
+        p, known = request.params, len(request.tokens)
+        self.serial[slot] += 1
+        self.used[slot], self.decoding[slot] = True, False
+        self.rid[slot], self.prompt[slot], self.limit[slot] = request.rid, request.prompt_tokens, request.limit
+        self.min_tokens[slot], self.known[slot], self.computed[slot] = request.min_tokens, known, 0
+        self.tokens[slot, :known] = request.tokens
+        self.held[slot] = len(pages)
+        self.pages[slot, : len(pages)] = pages
+        self.temperature[slot], self.top_p[slot], self.min_p[slot] = p.temperature, p.top_p, p.min_p
+        self.top_k[slot], self.seed[slot] = max(p.top_k, 0), request.seed
+        self.ignores_end[slot], self.has_stops[slot] = p.ignore_eos, bool(request.stop_ids)
+        self.retractions[slot] = request.retractions
+
+    def remove(self, request: Request, allocator: PageAllocator) -> None:
+        """Take a request out of its slot; its pages are free at once and its tokens stay with it."""
+        slot = request.slot
+        request.tokens = self.tokens[slot, : self.known[slot]].astype(np.int64)
+        held = int(self.held[slot])
+        allocator.give(self.pages[slot, :held])
+        self.pages[slot, :held] = 0
+        self.held[slot] = self.computed[slot] = self.known[slot] = 0
+        self.used[slot] = self.decoding[slot] = False
+        self.owners[slot] = None
+        request.slot = -1
+        self._free.append(slot)
