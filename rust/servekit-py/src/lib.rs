@@ -1,0 +1,40 @@
+//! The Python module `servekit._core`: the core's parts under the same names.
+
+mod detok;
+mod dispatch;
+mod errors;
+mod fanout;
+mod plane;
+mod process;
+mod split;
+mod state_page;
+mod wire;
+
+use pyo3::prelude::*;
+
+/// The control plane of servekit.
+#[pymodule]
+mod _core {
+    #[pymodule_export]
+    use crate::detok::Detokenizer;
+    #[pymodule_export]
+    use crate::dispatch::{DPBudget, LoadBalanceMethod};
+    #[pymodule_export]
+    use crate::errors::{
+        DispatchError, MalformedError, PhaseError, ResourceError, ServekitError, SettingError, SilentError,
+    };
+    #[pymodule_export]
+    use crate::fanout::SocketMapping;
+    #[pymodule_export]
+    use crate::plane::ControlPlane;
+    #[pymodule_export]
+    use crate::process::{build_info, set_parent_death_signal, watch_death_pipe, zmq_has};
+    #[pymodule_export]
+    use crate::split::{
+        extract_field_by_index, handle_output_by_index, merge_batches, split_batch, split_batch_by_name,
+    };
+    #[pymodule_export]
+    use crate::state_page::StatePage;
+    #[pymodule_export]
+    use crate::wire::{parse_envelope, parse_group, parse_text_options, schema_hash};
+}
