@@ -52,7 +52,7 @@ class Carry(enum.Enum):
     """The value of the newest step."""
     OWN = "Own"
     """The detokenizer makes it."""
-    PER_TOKEN = "PerToken"
+    PER_TOKEN = "PerToken"  # noqa: S105
     """One item for each id, released and cut together with the ids."""
     APPENDED = "Appended"
     """All items so far."""
@@ -138,10 +138,6 @@ def schema_hash() -> int:
     return int.from_bytes(hashlib.blake2b("\n".join(_definitions()).encode(), digest_size=8).digest(), "little")
 
 
-def _snake(name: str) -> str:
-    return {"BatchTokenIDOutput": "batch_token_id", "BatchStrOutput": "batch_str", "BatchEmbeddingOutput": "batch_embedding"}[name]
-
-
 def rust_source() -> str:
     """Text of the generated Rust file."""
     digits = f"{schema_hash():016x}"
@@ -154,17 +150,29 @@ def rust_source() -> str:
         "/// Hash of all message definitions, as HELLO carries it.",
         f"pub const SCHEMA: u64 = 0x{grouped};",
     ]
-    for batch in BATCHES.values():
-        out += ["", f"/// `{batch.__name__}`.", f"pub mod {_snake(batch.__name__)} {{", "    use super::{Carry, Column, ColumnKind, column};", ""]
-        out += ["    /// First element of the body.", f'    pub const TAG: &str = "{batch.__name__}";', "", "    /// In the order of the body."]
-        out.append("    pub const COLUMNS: &[Column] = &[")
-        for name, (kind, carry) in columns_of(batch).items():
-            out.append(f'        column("{name}", ColumnKind::{kind.value}, Carry::{carry.value}),')
-        out.append("    ];")
-        for i, name in enumerate(batch.__struct_fields__):
-            out += [f"    /// Place of `{name}` in `COLUMNS`.", f"    pub const {name.upper()}: usize = {i};"]
-        out.append("}")
+    for kind, batch in BATCHES.items():
+        out += ["", *_rust_module(kind.name.lower(), batch)]
     return "\n".join(out) + "\n"
+
+
+def _rust_module(name: str, batch: type[msgspec.Struct]) -> list[str]:
+    out = [
+        f"/// `{batch.__name__}`.",
+        f"pub mod {name} {{",
+        "    use super::{Carry, Column, ColumnKind, column};",
+        "",
+        "    /// First element of the body.",
+        f'    pub const TAG: &str = "{batch.__name__}";',
+        "",
+        "    /// In the order of the body.",
+        "    pub const COLUMNS: &[Column] = &[",
+    ]
+    for field, (kind, carry) in columns_of(batch).items():
+        out.append(f'        column("{field}", ColumnKind::{kind.value}, Carry::{carry.value}),')
+    out.append("    ];")
+    for i, field in enumerate(batch.__struct_fields__):
+        out += [f"    /// Place of `{field}` in `COLUMNS`.", f"    pub const {field.upper()}: usize = {i};"]
+    return [*out, "}"]
 
 
 def main() -> int:
@@ -175,7 +183,7 @@ def main() -> int:
         GENERATED.write_text(rust_source())
         return 0
     if not GENERATED.is_file() or GENERATED.read_text() != rust_source():
-        print(f"{GENERATED} is stale: run python -m servekit.messages.columns --write", file=sys.stderr)
+        sys.stderr.write(f"{GENERATED} is stale: run python -m servekit.messages.columns --write\n")
         return 1
     return 0
 
