@@ -149,9 +149,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except ConfigError as error:
         click.echo(f"{PROGRAM}: error: {error}", err=True)
         sys.exit(USAGE)
-    from servekit.runtime.supervisor import serve
+    try:
+        from servekit.runtime.supervisor import serve
 
-    sys.exit(serve(args))
+        status = serve(args)
+    except KeyboardInterrupt:
+        # Ctrl-C while modules are still being loaded: nothing has been made yet.
+        status = INTERRUPTED
+    sys.exit(status)
 
 
 if __name__ == "__main__":

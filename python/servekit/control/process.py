@@ -6,6 +6,7 @@ import logging
 import os
 import select
 import threading
+import time
 
 from servekit import _core
 from servekit.runtime.child import ChildContext
@@ -17,6 +18,8 @@ FAIL_S = 1.0
 STOP_S = 0.5
 """How long the threads may take to end."""
 FOREVER_S = 86400.0
+LOOK_FOR_MAIN_S = 1.0
+"""How often control, which no parent-death signal ends, looks whether main is still there."""
 
 
 def run(ctx: ChildContext) -> None:
@@ -36,15 +39,18 @@ def run(ctx: ChildContext) -> None:
     threading.Thread(target=_watch, args=(plane, end, writer), name="watch", daemon=True).start()
     ctx.ready({})
     while True:
-        ready, _, _ = select.select([ctx.fileno(), reader], [], [])
+        ready, _, _ = select.select([ctx.fileno(), reader], [], [], LOOK_FOR_MAIN_S)
+        if not ctx.main_lives():
+            # The death pipe has told so already, unless somebody else holds its other end.
+            ctx.clean_up_behind_main()
         if reader in ready:
             ctx.fail(f"the control plane ended: {end[0]}")
         for command in ctx.take_commands():
             if not _obey(ctx, plane, command):
                 plane.stop(STOP_S)
                 return
-        if ctx.orphaned:
-            return
+        if ctx.hung_up:
+            time.sleep(0.01)
 
 
 def create_plane(ctx: ChildContext) -> _core.ControlPlane:

@@ -8,10 +8,12 @@ from __future__ import annotations
 import faulthandler
 import logging
 import os
+import shutil
 import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, NoReturn
 
 import msgspec
@@ -76,7 +78,7 @@ class ChildContext:
         self.config = config
         self.state_page = _core.StatePage.open(config.port_args.state_page)
         self.listener = socket.socket(fileno=boot.listener) if boot.listener >= 0 else None
-        self._channel = channel
+        self._boot, self._channel = boot, channel
 
     def ready(self, info: dict[str, Any]) -> None:
         """Tell main that this process can serve; for a rank, `info` is its `Rank.info`."""
@@ -110,9 +112,22 @@ class ChildContext:
         return self._channel.receive()
 
     @property
-    def orphaned(self) -> bool:
-        """Main's end of the line is closed: no command will come any more."""
+    def hung_up(self) -> bool:
+        """Main's end of the line is closed: it is ending."""
         return self._channel.closed
+
+    def main_lives(self) -> bool:
+        """Whether main is still this process's parent."""
+        return os.getppid() == self._boot.main_pid
+
+    def clean_up_behind_main(self) -> NoReturn:
+        """Remove main's shared memory and run directory, then end; for control, when main has died."""
+        for path in map(Path, _owned_by_main(self._boot)):
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
+        os._exit(1)
 
     def scheduler_info(self) -> SchedulerInfo | None:
         """What the ranks reported when they were ready; None until all are."""
@@ -151,17 +166,19 @@ def main() -> NoReturn:
 
 def _follow_parent(role: str, boot: Boot) -> None:
     """End with main, whichever way main ends."""
-    owned: list[str] = []
-    if role == CONTROL:
-        # Killed by the parent-death signal, control could not clean up behind main.
-        owned = [str(segment_path(segment_name(boot.main_pid, what))) for what in ("info", "state")]
-        owned += [boot.run_dir, str(segment_path(boot.config))]
-    else:
+    # Killed by the parent-death signal, control could not clean up behind main.
+    if role != CONTROL:
         _core.set_parent_death_signal(signal.SIGKILL)
-    _core.watch_death_pipe(boot.death_pipe, owned)
+    _core.watch_death_pipe(boot.death_pipe, _owned_by_main(boot) if role == CONTROL else [])
     if role != CONTROL and os.getppid() != boot.main_pid:
         # Main died before the signal was set; control learns it from the pipe.
         os._exit(1)
+
+
+def _owned_by_main(boot: Boot) -> list[str]:
+    """Paths that main would remove at its end; the configuration goes last, it tells whose the others are."""
+    segments = [str(segment_path(segment_name(boot.main_pid, what))) for what in ("info", "state")]
+    return [*segments, boot.run_dir, str(segment_path(boot.config))]
 
 
 def _entry(role: str) -> Callable[[ChildContext], None]:

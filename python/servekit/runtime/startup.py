@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import shlex
@@ -122,7 +123,8 @@ def announce(server: Server, took: float) -> None:
     )
     logger.info("%s is served on %s after %.2f s", model.name, url, took)
     if server.args.log_format == "text":
-        print(curl_line(url, model.name, chat=model.chat_template is not None), flush=True)  # noqa: T201 (to be copied)
+        with contextlib.suppress(BrokenPipeError):
+            print(curl_line(url, model.name, chat=model.chat_template is not None), flush=True)  # noqa: T201 (to be copied)
 
 
 def _least(info: list[dict[str, Any]], key: str) -> str:

@@ -29,7 +29,7 @@ from servekit.runtime.shared_memory import (
 )
 from servekit.runtime.shutdown import OK, after_death, at_once, drain, end_children
 from servekit.runtime.startup import StartError, announce, start
-from servekit.runtime.watch import Ended, Message, Signal, Stopped, Watch, raise_on_signals
+from servekit.runtime.watch import Ended, Message, Signal, Stopped, Watch
 
 logger = logging.getLogger("servekit.runtime")
 
@@ -59,6 +59,8 @@ class Server:
         self.children: list[Child] = []
         self._stack = stack
         pid = os.getpid()
+        self.watch = Watch()
+        stack.callback(self.watch.close)
         self.listeners = listen(args.host, args.port, args.tokenizer_workers)
         stack.callback(self._close_listeners)
         sweep_segments()
@@ -73,15 +75,14 @@ class Server:
         stack.callback(unlink_segment, ports.state_page)
         self.death_pipe = DeathPipe()
         stack.callback(self.death_pipe.close)
-        self.watch = Watch()
-        stack.callback(self.watch.close)
         stack.callback(self._kill_children)
 
     def _make_config(self, pid: int) -> Config:
         from servekit.config.model_source import resolve_model
 
         args = self.args
-        model = resolve_model(args, self.run_dir.path)
+        with self.watch.interruptible():
+            model = resolve_model(args, self.run_dir.path)
         ports = PortArgs(
             run_dir=str(self.run_dir.path),
             main_pid=pid,
@@ -164,7 +165,6 @@ def serve(args: ServerArgs) -> int:
     """
     setproctitle("servekit::main")
     logs.configure("servekit::main", 1, args.log_level, args.log_format)
-    raise_on_signals()
     began = time.monotonic()
     try:
         with contextlib.ExitStack() as stack:

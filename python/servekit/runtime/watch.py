@@ -7,6 +7,7 @@ import selectors
 import signal
 import socket
 import time
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any, NamedTuple, TypeAlias
 
@@ -39,21 +40,17 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Stopped(BaseException):
-    """A signal while main is still busy with work of its own, such as loading a tokenizer."""
+    """A signal while main was busy with work of its own, such as fetching a model."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
         self.number = number
 
 
-def raise_on_signals() -> None:
-    """Until a `Watch` takes over, end main's own work with `Stopped`, so that it cleans up."""
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        raise Stopped(number)
-
+def _handle(handler: Callable[[int, FrameType | None], None]) -> None:
+    """Set what runs on a signal; beside it, the wake-up descriptor always tells."""
     for number in SIGNALS:
-        signal.signal(number, stop)
+        signal.signal(number, handler)
 
 
 class Watch:
@@ -65,10 +62,24 @@ class Watch:
         self._reader.setblocking(False)
         self._writer.setblocking(False)
         signal.set_wakeup_fd(self._writer.fileno())
-        for number in SIGNALS:
-            # The wake-up descriptor tells; the handler only keeps the default action away.
-            signal.signal(number, lambda number, frame: None)
+        _handle(lambda number, frame: None)
         self._selector.register(self._reader, selectors.EVENT_READ, None)
+
+    @contextlib.contextmanager
+    def interruptible(self) -> Iterator[None]:
+        """Work that may take long, between steps that must not be torn apart: a signal ends it with `Stopped`."""
+
+        def stop(number: int, frame: FrameType | None) -> None:
+            raise Stopped(number)
+
+        try:
+            _handle(stop)
+            for event in self.wait(0):
+                if isinstance(event, Signal):
+                    raise Stopped(event.number)
+            yield
+        finally:
+            _handle(lambda number, frame: None)
 
     def add(self, child: Child) -> None:
         """Watch a child from now on, until it has ended."""
