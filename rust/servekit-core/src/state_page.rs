@@ -370,6 +370,21 @@ impl StatePage {
         self.worker_add(index, Worker::ReservedTokens, i64::try_from(tokens).unwrap_or(i64::MAX).saturating_neg());
     }
 
+    /// The control block's words, in the order of `CONTROL_FIELDS`.
+    pub fn control_words(&self) -> [u64; CONTROL_FIELDS.len()] {
+        std::array::from_fn(|at| self.get(self.layout.control() + at))
+    }
+
+    /// A rank block's words, in the order of `RANK_FIELDS`.
+    pub fn rank_words(&self, index: usize) -> [u64; RANK_FIELDS.len()] {
+        std::array::from_fn(|at| if index < self.layout.ranks { self.get(self.layout.rank(index) + at) } else { 0 })
+    }
+
+    /// A worker block's words, in the order of `WORKER_FIELDS`.
+    pub fn worker_words(&self, index: usize) -> [u64; WORKER_FIELDS.len()] {
+        std::array::from_fn(|at| if index < self.layout.workers { self.get(self.layout.worker(index) + at) } else { 0 })
+    }
+
     /// Says how many threads of control will beat, before the first does.
     pub fn start_beats(&self, threads: usize) {
         for thread in 0..MAX_THREADS {

@@ -1,0 +1,128 @@
+//! Which data-parallel rank takes a request.
+
+use parking_lot::Mutex;
+use pyo3::prelude::*;
+use servekit_core::dispatch::{DpBudget, LoadBalanceMethod as Method, Report};
+
+use crate::errors::{Error, SettingError};
+
+/// How a rank is chosen among the active ones.
+#[pyclass(frozen, eq, hash, module = "servekit._core", rename_all = "SCREAMING_SNAKE_CASE")]
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum LoadBalanceMethod {
+    Auto,
+    RoundRobin,
+    FollowBootstrapRoom,
+    TotalRequests,
+    TotalTokens,
+}
+
+impl From<LoadBalanceMethod> for Method {
+    fn from(method: LoadBalanceMethod) -> Self {
+        match method {
+            LoadBalanceMethod::Auto => Self::Auto,
+            LoadBalanceMethod::RoundRobin => Self::RoundRobin,
+            LoadBalanceMethod::FollowBootstrapRoom => Self::FollowBootstrapRoom,
+            LoadBalanceMethod::TotalRequests => Self::TotalRequests,
+            LoadBalanceMethod::TotalTokens => Self::TotalTokens,
+        }
+    }
+}
+
+impl From<Method> for LoadBalanceMethod {
+    fn from(method: Method) -> Self {
+        match method {
+            Method::Auto => Self::Auto,
+            Method::RoundRobin => Self::RoundRobin,
+            Method::FollowBootstrapRoom => Self::FollowBootstrapRoom,
+            Method::TotalRequests => Self::TotalRequests,
+            Method::TotalTokens => Self::TotalTokens,
+        }
+    }
+}
+
+#[pymethods]
+impl LoadBalanceMethod {
+    /// The method of that name on the command line.
+    #[staticmethod]
+    fn from_name(name: &str) -> PyResult<Self> {
+        Ok(name.parse::<Method>().map_err(Error::from)?.into())
+    }
+
+    /// Its name on the command line.
+    #[getter]
+    fn name(&self) -> &'static str {
+        Method::from(*self).name()
+    }
+}
+
+/// The load of each rank: what it last reported, plus what was dispatched and not yet seen by it.
+#[pyclass(frozen, module = "servekit._core")]
+pub(crate) struct DPBudget(Mutex<DpBudget>);
+
+#[pymethods]
+impl DPBudget {
+    #[new]
+    fn new(dp_size: usize) -> PyResult<Self> {
+        if !(1..=4096).contains(&dp_size) {
+            return Err(SettingError::new_err(format!("dp_size is {dp_size}, must be 1 to 4096")));
+        }
+        Ok(Self(Mutex::new(DpBudget::new(dp_size))))
+    }
+
+    /// Choose a rank for a request of `tokens` prompt tokens and book it there: rank and number of the dispatch.
+    #[pyo3(signature = (method, tokens, room=None))]
+    fn dispatch(
+        &self,
+        method: &Bound<'_, LoadBalanceMethod>,
+        tokens: u64,
+        room: Option<u64>,
+    ) -> PyResult<(usize, u64)> {
+        let method = Method::from(*method.get());
+        let dispatched = self.0.lock().dispatch(method, tokens, room).map_err(Error::from)?;
+        Ok((dispatched.rank, dispatched.dispatch))
+    }
+
+    /// Book a request at a rank that somebody named, as if it had been chosen: number of the dispatch.
+    fn credit(&self, rank: i64, tokens: u64) -> PyResult<u64> {
+        Ok(self.0.lock().credit(rank, tokens).map_err(Error::from)?.dispatch)
+    }
+
+    /// Take a rank's report; False if it is older than one that is known, or speaks of dispatches that never were.
+    fn update(&self, rank: usize, last_dispatch: u64, requests: u64, tokens: u64) -> bool {
+        self.0.lock().update(rank, Report { last_dispatch, requests, tokens })
+    }
+
+    /// Take back a dispatch that no report will show; False if one has.
+    fn release(&self, rank: usize, dispatch: u64) -> bool {
+        self.0.lock().release(rank, dispatch)
+    }
+
+    /// Forget all that a rank was charged with.
+    fn reset(&self, rank: usize) {
+        self.0.lock().reset(rank);
+    }
+
+    /// Let a rank take requests, or not.
+    fn set_active(&self, rank: usize, active: bool) {
+        self.0.lock().set_active(rank, active);
+    }
+
+    /// Whether each rank takes requests.
+    #[getter]
+    fn active(&self) -> Vec<bool> {
+        self.0.lock().ranks().iter().map(|rank| rank.active()).collect()
+    }
+
+    /// Requests of each rank.
+    #[getter]
+    fn total_requests(&self) -> Vec<u64> {
+        self.0.lock().ranks().iter().map(|rank| rank.requests()).collect()
+    }
+
+    /// Tokens of each rank.
+    #[getter]
+    fn total_tokens(&self) -> Vec<u64> {
+        self.0.lock().ranks().iter().map(|rank| rank.tokens()).collect()
+    }
+}

@@ -1,0 +1,115 @@
+//! The control plane.
+
+use std::path::PathBuf;
+
+use pyo3::prelude::*;
+use servekit_core::dispatch::LoadBalanceMethod;
+use servekit_core::plane::{Plane, PlaneConfig};
+
+use crate::errors::{Error, seconds};
+use crate::process::build_name;
+
+/// The threads of the control process: router, detokenizer shards and fan-out. They never take the GIL.
+#[pyclass(frozen, module = "servekit._core")]
+pub(crate) struct ControlPlane(Plane);
+
+#[pymethods]
+impl ControlPlane {
+    #[new]
+    #[pyo3(signature = (
+        *,
+        run_dir,
+        epoch,
+        rank_epochs,
+        worker_epochs,
+        detokenizer_workers=1,
+        load_balance_method="auto",
+        tokenizer_file=None,
+        state_page=None,
+        rank_wait_timeout=30.0,
+        max_queued_requests=1024,
+    ))]
+    #[expect(clippy::too_many_arguments, reason = "keywords in Python")]
+    fn new(
+        run_dir: PathBuf,
+        epoch: u32,
+        rank_epochs: Vec<u32>,
+        worker_epochs: Vec<u32>,
+        detokenizer_workers: usize,
+        load_balance_method: &str,
+        tokenizer_file: Option<PathBuf>,
+        state_page: Option<String>,
+        rank_wait_timeout: f64,
+        max_queued_requests: usize,
+    ) -> PyResult<Self> {
+        let config = PlaneConfig {
+            run_dir,
+            epoch,
+            rank_epochs,
+            worker_epochs,
+            shards: detokenizer_workers,
+            method: load_balance_method.parse::<LoadBalanceMethod>().map_err(Error::from)?,
+            tokenizer_file,
+            state_page,
+            rank_wait: seconds("rank_wait_timeout", rank_wait_timeout)?,
+            max_queued: max_queued_requests,
+            build: build_name(),
+        };
+        Ok(Self(Plane::new(config).map_err(Error::from)?))
+    }
+
+    /// Bind the sockets and start the threads.
+    fn start(&self, py: Python<'_>) -> PyResult<()> {
+        Ok(py.detach(|| self.0.start()).map_err(Error::from)?)
+    }
+
+    /// Wait up to `timeout` seconds for something to go wrong for good; what it was, or None.
+    fn wait(&self, py: Python<'_>, timeout: f64) -> PyResult<Option<String>> {
+        let timeout = seconds("timeout", timeout)?;
+        Ok(py.detach(|| self.0.wait(timeout)))
+    }
+
+    /// Let a rank take requests, running at most `max_running` at once, or end what it has with `reason`.
+    #[pyo3(signature = (rank, active, reason="", max_running=0))]
+    fn set_rank(&self, py: Python<'_>, rank: usize, active: bool, reason: &str, max_running: usize) -> PyResult<()> {
+        let reason = reason.to_owned();
+        Ok(py.detach(|| self.0.set_rank(rank, active, reason, max_running)).map_err(Error::from)?)
+    }
+
+    /// End what a worker's process had: it is gone.
+    fn worker_down(&self, py: Python<'_>, worker: usize) -> PyResult<()> {
+        Ok(py.detach(|| self.0.worker_down(worker)).map_err(Error::from)?)
+    }
+
+    /// End every request with an error and take no further one; how many there were.
+    ///
+    /// Returns once their ends have been handed to the sockets, or at the deadline.
+    fn fail_all(&self, py: Python<'_>, message: &str, timeout: f64) -> PyResult<usize> {
+        let (message, timeout) = (message.to_owned(), seconds("timeout", timeout)?);
+        Ok(py.detach(|| self.0.fail_all(message, timeout)).map_err(Error::from)?)
+    }
+
+    /// Take no further request and wait up to `timeout` seconds until none is in flight; whether that came true.
+    fn drain(&self, py: Python<'_>, timeout: f64) -> PyResult<bool> {
+        let timeout = seconds("timeout", timeout)?;
+        Ok(py.detach(|| self.0.drain(timeout)).map_err(Error::from)?)
+    }
+
+    /// End all threads, waiting up to `timeout` seconds; whether they have ended.
+    fn stop(&self, py: Python<'_>, timeout: f64) -> PyResult<bool> {
+        let timeout = seconds("timeout", timeout)?;
+        Ok(py.detach(|| self.0.stop(timeout)))
+    }
+
+    /// What the control process holds, as JSON.
+    fn state(&self, py: Python<'_>) -> PyResult<String> {
+        Ok(py.detach(|| self.0.state()).map_err(Error::from)?)
+    }
+
+    /// The next log line as (level, thread, text), levels as in `logging`; None if none came within `timeout` seconds.
+    fn next_log(&self, py: Python<'_>, timeout: f64) -> PyResult<Option<(u8, &'static str, String)>> {
+        let timeout = seconds("timeout", timeout)?;
+        let line = py.detach(|| self.0.next_log(timeout));
+        Ok(line.map(|line| (line.level as u8, line.target, line.message)))
+    }
+}

@@ -1,0 +1,175 @@
+//! The state page.
+
+use parking_lot::RwLock;
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyList};
+use servekit_core::state_page::{
+    CONTROL_FIELDS, Control, Header, RANK_FIELDS, Rank, StatePage as Page, WORKER_FIELDS, Worker,
+};
+
+use crate::errors::{Error, PhaseError, SettingError};
+
+/// One shared memory segment that every process reads and that no lock guards.
+#[pyclass(frozen, module = "servekit._core")]
+pub(crate) struct StatePage(RwLock<Option<Page>>);
+
+impl StatePage {
+    fn with<T>(&self, read: impl FnOnce(&Page) -> T) -> PyResult<T> {
+        match &*self.0.read() {
+            Some(page) => Ok(read(page)),
+            None => Err(PhaseError::new_err("the state page is closed")),
+        }
+    }
+}
+
+#[pymethods]
+impl StatePage {
+    /// Make a page for that many workers and ranks, readable by this user only.
+    #[staticmethod]
+    fn create(name: &str, workers: usize, ranks: usize) -> PyResult<Self> {
+        Ok(Self(RwLock::new(Some(Page::create(name, workers, ranks).map_err(Error::from)?))))
+    }
+
+    /// Map the page of that name.
+    #[staticmethod]
+    fn open(name: &str) -> PyResult<Self> {
+        Ok(Self(RwLock::new(Some(Page::open(name).map_err(Error::from)?))))
+    }
+
+    /// Remove the segment's name; maps that exist stay valid.
+    fn unlink(&self) -> PyResult<()> {
+        self.with(|page| Page::unlink(page.name()))?.map_err(|error| Error::from(error).into())
+    }
+
+    /// Unmap it; nothing else works afterwards.
+    fn close(&self) {
+        self.0.write().take();
+    }
+
+    /// Name of the segment.
+    #[getter]
+    fn name(&self) -> PyResult<String> {
+        self.with(|page| page.name().to_owned())
+    }
+
+    /// 0 starting, 1 ready, 2 draining, 3 stopping; main writes it.
+    #[getter]
+    fn phase(&self) -> PyResult<u64> {
+        self.with(|page| page.header(Header::Phase))
+    }
+
+    #[setter]
+    fn set_phase(&self, value: u64) -> PyResult<()> {
+        if value > 3 {
+            return Err(SettingError::new_err(format!("phase is {value}, must be 0 to 3")));
+        }
+        self.with(|page| page.set_header(Header::Phase, value))
+    }
+
+    /// Whether the server has been ready once.
+    #[getter]
+    fn ready_once(&self) -> PyResult<bool> {
+        self.with(|page| page.header(Header::ReadyOnce) != 0)
+    }
+
+    /// Note that the server has been ready once.
+    fn mark_ready(&self) -> PyResult<()> {
+        self.with(|page| page.set_header(Header::ReadyOnce, 1))
+    }
+
+    /// Note which life of a process is the present one; `role` is control, http or scheduler.
+    fn set_process(&self, role: &str, index: usize, epoch: u64, pid: u64) -> PyResult<()> {
+        self.with(|page| {
+            let count = match role {
+                "control" => 1,
+                "http" => page.workers(),
+                "scheduler" => page.ranks(),
+                _ => return Err(SettingError::new_err(format!("unknown role {role:?}"))),
+            };
+            if index >= count {
+                return Err(SettingError::new_err(format!("{role} {index}: there are {count}")));
+            }
+            match role {
+                "control" => {
+                    page.set_control(Control::Epoch, epoch);
+                    page.set_control(Control::Pid, pid);
+                }
+                "http" => page.start_worker(index, epoch, pid),
+                _ => {
+                    page.set_rank(index, Rank::Epoch, epoch);
+                    page.set_rank(index, Rank::Pid, pid);
+                }
+            }
+            Ok(())
+        })?
+    }
+
+    /// Add to a number of a worker, stopping at 0; for that worker only.
+    fn worker_add(&self, index: usize, field: &str, delta: i64) -> PyResult<()> {
+        let field = match field {
+            "open_streams" => Worker::OpenStreams,
+            "reserved_tokens" => Worker::ReservedTokens,
+            "requests" => Worker::Requests,
+            "prompt_tokens" => Worker::PromptTokens,
+            "generation_tokens" => Worker::GenerationTokens,
+            "refused" => Worker::Refused,
+            "aborted" => Worker::Aborted,
+            _ => return Err(SettingError::new_err(format!("unknown number of a worker {field:?}"))),
+        };
+        self.with(|page| page.worker_add(index, field, delta))
+    }
+
+    /// Take places for a worker's requests if all workers together then hold at most `max_requests`.
+    fn reserve(&self, index: usize, requests: u64, tokens: u64, max_requests: u64) -> PyResult<bool> {
+        self.with(|page| page.reserve(index, requests, tokens, max_requests))
+    }
+
+    /// Give back places that `reserve` took.
+    fn release(&self, index: usize, requests: u64, tokens: u64) -> PyResult<()> {
+        self.with(|page| page.release(index, requests, tokens))
+    }
+
+    /// Seconds since the oldest beat of a control thread; infinite while one has not beaten yet.
+    fn control_age(&self) -> PyResult<f64> {
+        self.with(Page::control_age)
+    }
+
+    /// Whether each rank takes requests.
+    fn active_ranks(&self) -> PyResult<Vec<bool>> {
+        self.with(|page| (0..page.ranks()).map(|rank| page.rank(rank, Rank::Active) != 0).collect())
+    }
+
+    /// All of it as plain values: phase, ready_once, control, ranks, workers.
+    fn snapshot<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        self.with(|page| {
+            let all = PyDict::new(py);
+            all.set_item("phase", page.header(Header::Phase))?;
+            all.set_item("ready_once", page.header(Header::ReadyOnce) != 0)?;
+            let control = block(py, &CONTROL_FIELDS, &page.control_words())?;
+            let age = page.control_age();
+            control.set_item("age_s", age.is_finite().then_some(age))?;
+            all.set_item("control", control)?;
+            let ranks = PyList::empty(py);
+            for index in 0..page.ranks() {
+                let rank = block(py, &RANK_FIELDS, &page.rank_words(index))?;
+                rank.set_item("active", page.rank(index, Rank::Active) != 0)?;
+                ranks.append(rank)?;
+            }
+            all.set_item("ranks", ranks)?;
+            let workers = PyList::empty(py);
+            for index in 0..page.workers() {
+                workers.append(block(py, &WORKER_FIELDS, &page.worker_words(index))?)?;
+            }
+            all.set_item("workers", workers)?;
+            Ok(all)
+        })?
+    }
+}
+
+fn block<'py>(py: Python<'py>, fields: &[&str], words: &[u64]) -> PyResult<Bound<'py, PyDict>> {
+    let dict = PyDict::new(py);
+    for (name, word) in fields.iter().zip(words) {
+        dict.set_item(name, word)?;
+    }
+    Ok(dict)
+}
