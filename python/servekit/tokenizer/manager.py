@@ -138,7 +138,6 @@ class TokenizerManager:
             raise Refusal(503, why, code="overloaded", retry_after=RETRY_AFTER_S)
         job = Job(reserved_requests=requests, reserved_tokens=tokens)
         self._jobs.add(job)
-        self.page.worker_add(self.worker, "open_streams", 1)
         return job
 
     def close(self, job: Job) -> None:
@@ -151,7 +150,6 @@ class TokenizerManager:
             if self._live.pop(choice.rid, None) is not None:
                 self._abort(choice.rid)
         self.page.release(self.worker, job.reserved_requests, job.reserved_tokens)
-        self.page.worker_add(self.worker, "open_streams", -1)
         self.page.worker_add(self.worker, "generation_tokens", sum(c.completion_tokens for c in job.choices))
 
     # Sending
