@@ -26,7 +26,7 @@ class ChatTemplateError(ValueError):
 class _GenerationTag(Extension):
     """`{% generation %}`, with which training marks the assistant's part; here it means its content."""
 
-    tags = {"generation"}
+    tags = {"generation"}  # noqa: RUF012 (declared so by the base class)
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
         next(parser.stream)
@@ -117,7 +117,7 @@ class ChatTemplate:
             raise Refusal(400, f"the chat template refused the messages: {_line(error)}", param="messages") from None
         except RecursionError:
             raise Refusal(400, "the messages are nested too deeply", param="messages") from None
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001
             # A template is the model's own program: whatever it stumbles over came with the messages.
             raise Refusal(
                 400, f"the chat template can't take these messages: {_line(error)}", param="messages"

@@ -26,7 +26,7 @@ class TextEncoder:
     def __init__(self, tokenizer_file: str, model_info: ModelInfo) -> None:
         try:
             self._tokenizer = Tokenizer.from_file(tokenizer_file)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001
             # The library raises bare Exception for whatever is wrong with a file.
             raise ValueError(f"{tokenizer_file}: {' '.join(str(error).split())[:300]}") from None
         self._tokenizer.no_truncation()

@@ -199,7 +199,7 @@ def text_options(options: GenerationOptions) -> TextOptions:
 
 
 def choice_seed(seed: int | None, choice: int, entropy: random.Random) -> int:
-    """The seed of choice number `choice`, in [0, 2**63): drawn from (seed, choice), or from `entropy` without a seed."""
+    """The seed of a choice, in [0, 2**63): drawn from (seed, choice), or from `entropy` without a seed."""
     if seed is None:
         return entropy.getrandbits(63)
     if choice == 0:

@@ -224,6 +224,9 @@ class RankLink:
             LinkError: the control process has taken nothing for `SEND_TIMEOUT_S`.
         """
         self._step += 1
+        if batch.dp_ranks is None:
+            # Answers say which rank made them, and only the link knows it in every engine.
+            batch.dp_ranks = [self._rank] * len(batch.rids)
         kind = Kind.BATCH_EMBEDDING if isinstance(batch, BatchEmbeddingOutput) else Kind.BATCH_TOKEN_ID
         if load is not None:
             # A number says what the load beside it counts, so it moves only together with one.
