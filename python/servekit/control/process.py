@@ -31,7 +31,7 @@ def run(ctx: ChildContext) -> None:
     try:
         plane = create_plane(ctx)
         plane.start()
-    except (ValueError, RuntimeError, OSError) as error:
+    except _core.ServekitError as error:
         ctx.fail(f"the control plane can't start: {error}")
     threading.Thread(target=_log, args=(plane,), name="logs", daemon=True).start()
     reader, writer = os.pipe()

@@ -98,7 +98,8 @@ impl From<Error> for PyErr {
 /// # Errors
 /// It is negative or no number.
 pub(crate) fn seconds(name: &str, value: f64) -> PyResult<std::time::Duration> {
-    // An hour more or less makes no difference beyond a year; it keeps deadlines inside the clock's range.
-    std::time::Duration::try_from_secs_f64(value.min(31_536_000.0))
+    // Beyond a year it makes no difference; it keeps deadlines inside the clock's range.
+    const YEAR: f64 = 31_536_000.0;
+    std::time::Duration::try_from_secs_f64(if value > YEAR { YEAR } else { value })
         .map_err(|_| SettingError::new_err(format!("{name} is {value}, must be seconds from 0")))
 }

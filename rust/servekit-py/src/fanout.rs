@@ -7,8 +7,7 @@ use parking_lot::Mutex;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use servekit_core::fanout::{Sent, SocketMapping as Mapping};
-use servekit_core::router::frames::hello;
-use servekit_core::wire::{Envelope, Rid, SCHEMA};
+use servekit_core::wire::{Envelope, Rid};
 use servekit_zmq::{Context, Message};
 
 use crate::errors::{Error, SettingError};
@@ -27,8 +26,7 @@ impl SocketMapping {
         if worker_epochs.is_empty() || worker_epochs.len() > 4096 || worker_epochs.contains(&0) {
             return Err(SettingError::new_err("worker_epochs must hold 1 to 4096 numbers from 1"));
         }
-        let greeting = hello(epoch, SCHEMA, &build_name());
-        Ok(Self(Mutex::new(Mapping::new(Context::new(), &run_dir, greeting, &worker_epochs))))
+        Ok(Self(Mutex::new(Mapping::new(Context::new(), &run_dir, epoch, &build_name(), &worker_epochs))))
     }
 
     /// Send a message to the worker that a request id leads back to; True if it is on its way, False if the worker

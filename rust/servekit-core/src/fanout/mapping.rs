@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use servekit_zmq::{Context, Error, Message, Socket, SocketKind};
 
-use crate::router::frames::{Frames, NIL, patch_link};
-use crate::wire::Route;
+use crate::router::frames::{Frames, NIL, hello, patch_link};
+use crate::wire::{Route, SCHEMA};
 
 /// Messages that may wait for one worker. At a step a millisecond that is several seconds of one shard's output.
 const SEND_HWM: i32 = 8192;
@@ -55,6 +55,7 @@ struct Peer {
 pub struct SocketMapping {
     context: Context,
     run_dir: PathBuf,
+    epoch: u32,
     hello: Vec<u8>,
     /// Present life of each worker; none while it is gone.
     epochs: Vec<Option<u32>>,
@@ -63,12 +64,14 @@ pub struct SocketMapping {
 }
 
 impl SocketMapping {
-    /// A mapping for the workers whose present lives are given, by index. `hello` is the envelope that opens each link.
-    pub fn new(context: Context, run_dir: &Path, hello: Vec<u8>, worker_epochs: &[u32]) -> Self {
+    /// A mapping of the life `epoch` of a control process, for the workers whose present lives are given, by index.
+    /// `build` names this build in the first frame of each link.
+    pub fn new(context: Context, run_dir: &Path, epoch: u32, build: &str, worker_epochs: &[u32]) -> Self {
         Self {
             context,
             run_dir: run_dir.to_owned(),
-            hello,
+            epoch,
+            hello: hello(epoch, SCHEMA, build),
             epochs: worker_epochs.iter().copied().map(Some).collect(),
             peers: HashMap::new(),
             counters: worker_epochs.iter().map(|_| PeerCounters::default()).collect(),
@@ -103,7 +106,8 @@ impl SocketMapping {
         self.connect(Route { worker, epoch: (epoch & 0xFFF) as u16 }, epoch)
     }
 
-    /// Sends a message without ever waiting. Receiver's epoch and number on the link are written into the envelope.
+    /// Sends a message without ever waiting. The envelope may be anybody's: it is
+    /// made this link's.
     ///
     /// # Errors
     /// libzmq fails in another way than by a full pipe.
@@ -120,7 +124,7 @@ impl SocketMapping {
             return Ok(Sent::NoRoute);
         };
         peer.seq += 1;
-        patch_link(&mut envelope, epoch, peer.seq);
+        patch_link(&mut envelope, self.epoch, epoch, peer.seq);
         let bytes = envelope.len() + rest.iter().map(|frame| frame.len()).sum::<usize>();
         let frames = std::iter::once(Message::from(envelope)).chain(rest).collect();
         match peer.socket.send(frames, true) {
@@ -164,7 +168,7 @@ impl SocketMapping {
         socket.set_linger(Some(LINGER))?;
         socket.connect(&format!("ipc://{}", self.run_dir.join(route.to_string()).display()))?;
         let mut hello = self.hello.clone();
-        patch_link(&mut hello, epoch, 1);
+        patch_link(&mut hello, self.epoch, epoch, 1);
         socket.send(vec![Message::from(hello), Message::copy_of(&NIL)], true).map_err(|(error, _)| error)?;
         self.peers.insert(route, Peer { socket, seq: 1, full: false });
         Ok(())

@@ -179,12 +179,12 @@ impl Plane {
         context.set_max_sockets(sockets.unwrap_or(i32::MAX).max(1024)).map_err(socket)?;
         let ingress = bind_pull(&context, &config.run_dir, "ingress.ipc").map_err(socket)?;
         let egress = bind_pull(&context, &config.run_dir, "egress.ipc").map_err(socket)?;
-        let ranks = RankSockets::bind(&context, &config.run_dir, config.rank_epochs.len()).map_err(socket)?;
+        let ranks = RankSockets::bind(&context, &config.run_dir, epoch, config.rank_epochs.len()).map_err(socket)?;
 
         let waker = Waker::new()?;
         let (stops, cuts) = (Mailbox::new(&waker), Mailbox::new(&waker));
         let hello = frames::hello(epoch, SCHEMA, &config.build);
-        let mapping = SocketMapping::new(context, &config.run_dir, hello.clone(), &config.worker_epochs);
+        let mapping = SocketMapping::new(context, &config.run_dir, epoch, &config.build, &config.worker_epochs);
         let peers = mapping.counters();
         let wake = || {
             let waker = Arc::clone(&waker);

@@ -23,18 +23,20 @@ struct Rank {
 
 /// One bound socket a rank. Nothing here ever waits for a rank.
 pub(super) struct RankSockets {
+    epoch: u32,
     ranks: Vec<Rank>,
 }
 
 impl RankSockets {
-    pub(super) fn bind(context: &Context, run_dir: &Path, ranks: usize) -> Result<Self, Error> {
+    /// Binds the sockets of the life `epoch` of this process.
+    pub(super) fn bind(context: &Context, run_dir: &Path, epoch: u32, ranks: usize) -> Result<Self, Error> {
         let bind = |rank| {
             let socket = context.socket(SocketKind::Push)?;
             socket.set_send_hwm(SEND_HWM)?;
             socket.bind(&format!("ipc://{}", run_dir.join(format!("rank{rank}.ipc")).display()))?;
             Ok(Rank { socket, seq: 0, backlog: VecDeque::new() })
         };
-        Ok(Self { ranks: (0..ranks).map(bind).collect::<Result<_, _>>()? })
+        Ok(Self { epoch, ranks: (0..ranks).map(bind).collect::<Result<_, _>>()? })
     }
 
     /// Sends a request with what the router decided; false if its rank is too far behind to take it.
@@ -52,8 +54,9 @@ impl RankSockets {
         }
         let mut frames = frames.into_iter();
         let Some(mut envelope) = frames.next().map(|head| head.to_vec()) else { return Ok(false) };
-        patch_request(&mut envelope, i32::try_from(rank).unwrap_or(-1), attempt, dispatch, receiver_epoch, known.seq + 1);
         known.seq += 1;
+        patch_request(&mut envelope, i32::try_from(rank).unwrap_or(-1), attempt, dispatch, receiver_epoch, known.seq);
+        patch_link(&mut envelope, self.epoch, receiver_epoch, known.seq);
         known.send(std::iter::once(Message::from(envelope)).chain(frames).collect())?;
         Ok(true)
     }
@@ -68,7 +71,7 @@ impl RankSockets {
     ) -> Result<(), Error> {
         let Some(known) = self.ranks.get_mut(rank) else { return Ok(()) };
         known.seq += 1;
-        patch_link(&mut envelope, receiver_epoch, known.seq);
+        patch_link(&mut envelope, self.epoch, receiver_epoch, known.seq);
         known.send(std::iter::once(Message::from(envelope)).chain(rest).collect())
     }
 

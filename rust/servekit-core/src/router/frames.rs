@@ -11,6 +11,9 @@ use crate::wire::envelope::FLAG_STREAM;
 /// A message: envelope, body, attachments.
 pub type Frames = Vec<Message>;
 
+/// The control process as a sender.
+const CONTROL: u16 = 0;
+
 /// Nil, the body of messages that need none.
 pub const NIL: [u8; 1] = [0xc0];
 
@@ -198,11 +201,13 @@ fn active_ranks(body: &[u8]) -> Option<Vec<bool>> {
         .collect()
 }
 
-/// Writes the receiver's epoch and the number on the link into an envelope of any kind.
-pub fn patch_link(envelope: &mut [u8], receiver_epoch: u32, seq: u64) {
-    if let Some(place) = envelope.get_mut(20..32) {
-        place[..4].copy_from_slice(&receiver_epoch.to_le_bytes());
-        place[4..].copy_from_slice(&seq.to_le_bytes());
+/// Makes an envelope of any kind, whoever wrote it, one of this process's link to a peer: sender, both lives, number.
+pub fn patch_link(envelope: &mut [u8], sender_epoch: u32, receiver_epoch: u32, seq: u64) {
+    if let Some(place) = envelope.get_mut(14..32) {
+        place[..2].copy_from_slice(&CONTROL.to_le_bytes());
+        place[2..6].copy_from_slice(&sender_epoch.to_le_bytes());
+        place[6..10].copy_from_slice(&receiver_epoch.to_le_bytes());
+        place[10..].copy_from_slice(&seq.to_le_bytes());
     }
 }
 
