@@ -103,8 +103,9 @@ def test_without_torch_the_torch_engine_says_so_in_one_line(
 ) -> None:
     done = installed.run(installed.serve, "--port", "0", PYTHONPATH=str(without_torch))
     assert done.returncode == 1, done.stderr
-    errors = [line for line in done.stderr.splitlines() if "torch" in line]
-    assert errors, done.stderr
+    assert done.stderr.splitlines()[-1] == (
+        "servekit-serve: error: --engine torch needs the package torch, which is not installed"
+    )
     assert "Traceback" not in done.stderr
 
 
@@ -118,5 +119,5 @@ def test_demo_model_answers(start: Callable[..., Any], demo_model: None) -> None
             json={"model": model, "prompt": "1, 2, 3, 4, 5,", "max_tokens": 8, "temperature": 0},
             timeout=60,
         )
-        assert answer.json()["choices"][0]["text"] == " 6, 7, 8,", answer.text
+        assert answer.json()["choices"][0]["text"] == " 6, 7, 8", answer.text
         assert server.stop(signal.SIGINT) == 130, "".join(server.lines)

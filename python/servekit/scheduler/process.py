@@ -82,6 +82,9 @@ def run(ctx: ChildContext) -> None:
         rank = find_engine(args.engine)(ctx)
     except EngineError as error:
         ctx.fail(str(error))
+    except ModuleNotFoundError as error:
+        # An engine imports what is large only when it is made.
+        ctx.fail(f"--engine {args.engine} needs the package {error.name}, which is not installed")
     ctx.ready(rank.info)
     try:
         rank.run(link, stop.is_set)
