@@ -5,6 +5,7 @@ The property tests hold the two against each other, and the benches measure agai
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -263,3 +264,105 @@ class Detokenizer:
 def _list(column: list[Any] | None) -> list[Any]:
     """A column that is there."""
     return column if column is not None else []
+
+
+# Dispatch: which data-parallel rank takes a request.
+
+
+class LoadBalanceMethod(enum.Enum):
+    """How a rank is chosen among the active ones; the values are the command line's."""
+
+    AUTO = "auto"
+    ROUND_ROBIN = "round_robin"
+    FOLLOW_BOOTSTRAP_ROOM = "follow_bootstrap_room"
+    TOTAL_REQUESTS = "total_requests"
+    TOTAL_TOKENS = "total_tokens"
+
+
+class DispatchError(Exception):
+    """No rank can take the request."""
+
+
+@dataclass
+class _Rank:
+    active: bool = True
+    last_dispatch: int = 0
+    requests: int = 0
+    tokens: int = 0
+    unseen: dict[int, int] = field(default_factory=dict)
+    """Dispatch number to tokens of what the rank has not seen."""
+
+
+class DPBudget:
+    """The load of each rank: what it last reported, plus what was dispatched and not yet seen by it."""
+
+    def __init__(self, dp_size: int) -> None:
+        self._ranks = [_Rank() for _ in range(dp_size)]
+        self._next = 0
+        self._dispatches = 0
+
+    @property
+    def total_requests(self) -> list[int]:
+        """Requests of each rank."""
+        return [rank.requests + len(rank.unseen) for rank in self._ranks]
+
+    @property
+    def total_tokens(self) -> list[int]:
+        """Tokens of each rank."""
+        return [rank.tokens + sum(rank.unseen.values()) for rank in self._ranks]
+
+    def dispatch(self, method: LoadBalanceMethod, tokens: int, room: int | None = None) -> tuple[int, int]:
+        """Choose a rank for a request of `tokens` prompt tokens: rank and number of the dispatch.
+
+        Raises:
+            DispatchError: no rank can take it.
+        """
+        n = len(self._ranks)
+        if method == LoadBalanceMethod.FOLLOW_BOOTSTRAP_ROOM:
+            if room is None:
+                raise DispatchError("no room")
+            return room % n, self.credit(room % n, tokens)
+        turns = [(self._next + i) % n for i in range(n)]
+        candidates = [rank for rank in turns if self._ranks[rank].active]
+        if not candidates:
+            raise DispatchError("no rank is active")
+        load = {
+            LoadBalanceMethod.TOTAL_REQUESTS: self.total_requests,
+            LoadBalanceMethod.TOTAL_TOKENS: self.total_tokens,
+        }.get(method, [0] * n)
+        rank = min(candidates, key=load.__getitem__)
+        self._next = rank + 1
+        return rank, self.credit(rank, tokens)
+
+    def credit(self, rank: int, tokens: int) -> int:
+        """Book a request at a rank that somebody named: number of the dispatch.
+
+        Raises:
+            DispatchError: there is no such rank, or it is not active.
+        """
+        if not 0 <= rank < len(self._ranks) or not self._ranks[rank].active:
+            raise DispatchError(f"rank {rank}")
+        self._dispatches += 1
+        self._ranks[rank].unseen[self._dispatches] = tokens
+        return self._dispatches
+
+    def update(self, rank: int, last_dispatch: int, requests: int, tokens: int) -> bool:
+        """Take a rank's report; False if it is older than one that is known, or speaks of dispatches that never were."""
+        known = self._ranks[rank]
+        if not known.last_dispatch <= last_dispatch <= self._dispatches:
+            return False
+        known.last_dispatch, known.requests, known.tokens = last_dispatch, requests, tokens
+        known.unseen = {number: size for number, size in known.unseen.items() if number > last_dispatch}
+        return True
+
+    def release(self, rank: int, dispatch: int) -> bool:
+        """Take back a dispatch that no report will show; False if one has."""
+        return self._ranks[rank].unseen.pop(dispatch, None) is not None
+
+    def set_active(self, rank: int, active: bool) -> None:
+        """Let a rank take requests, or not."""
+        self._ranks[rank].active = active
+
+    def reset(self, rank: int) -> None:
+        """Forget all that a rank was charged with."""
+        self._ranks[rank] = _Rank(active=self._ranks[rank].active)

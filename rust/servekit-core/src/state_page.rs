@@ -116,9 +116,8 @@ pub enum Worker {
 }
 
 /// Names of the control block's words, in order.
-pub const CONTROL_FIELDS: [&str; 10] = [
-    "epoch", "pid", "in_flight", "waiting", "queued_tokens", "dropped", "fenced", "refused", "aborts", "threads",
-];
+pub const CONTROL_FIELDS: [&str; 10] =
+    ["epoch", "pid", "in_flight", "waiting", "queued_tokens", "dropped", "fenced", "refused", "aborts", "threads"];
 /// Names of a rank block's words, in order.
 pub const RANK_FIELDS: [&str; 10] = [
     "active",

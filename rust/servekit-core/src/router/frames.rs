@@ -5,8 +5,10 @@ use std::sync::Arc;
 use servekit_zmq::Message;
 
 use super::event::{Event, Peer, Request, Rows, Side};
-use crate::wire::{Envelope, EnvelopeBuilder, Ext, Group, Kind, Load, Rid, ScannedBatch, Section, TextOptions, WireError};
 use crate::wire::envelope::FLAG_STREAM;
+use crate::wire::{
+    Envelope, EnvelopeBuilder, Ext, Group, Kind, Load, Rid, ScannedBatch, Section, TextOptions, WireError,
+};
 
 /// A message: envelope, body, attachments.
 pub type Frames = Vec<Message>;
@@ -278,10 +280,7 @@ mod tests {
     fn bodies_that_control_writes_are_msgpack_of_their_structs() {
         let (_, body) = answer(1, Rid(7), &[0, 300], b"{}");
         let value = rmpv::decode::read_value(&mut &body[..]).unwrap();
-        assert_eq!(
-            value.to_string(),
-            r#"["ControlReply", true, "", [123, 125], [0, 300]]"#
-        );
+        assert_eq!(value.to_string(), r#"["ControlReply", true, "", [123, 125], [0, 300]]"#);
         let value = rmpv::decode::read_value(&mut &abort_body(Rid(5))[..]).unwrap();
         assert_eq!(value.to_string(), r#"["AbortReq", 5, ""]"#);
     }

@@ -401,7 +401,8 @@ fn frames_of_another_life_or_seen_before_do_nothing() {
     assert_eq!((world.core.counters().replayed, world.core.in_flight()), (1, 1));
     from.seq += 3;
     world.handle(Event::Batch { from, last_dispatch: 0, load: None, rows: Ok(&rows) });
-    assert_eq!((world.core.counters().gaps, world.core.in_flight()), (2, 0));
+    assert_eq!((world.core.counters().gaps, world.status(rid)), (2, Some(500)), "tokens are lost");
+    assert_eq!(world.core.counters().stray, 1);
     let from = Peer { number: 40, epoch: 1, receiver_epoch: 1, seq: 1 };
     world.handle(Event::Abort { from, rid });
     assert_eq!(world.core.counters().malformed, 1);

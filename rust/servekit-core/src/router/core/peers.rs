@@ -1,0 +1,128 @@
+//! What ranks and workers do, and what becomes of them.
+
+use super::super::event::{Action, Nanos, Peer, Rows, Side};
+use super::super::groups::life;
+use super::{Actions, Core, at_rank, life_of};
+use crate::dispatch::Report;
+use crate::log::Level;
+use crate::wire::{Load, Rid, Route};
+
+impl<F> Core<F> {
+    pub(super) fn batch(
+        &mut self,
+        from: Peer,
+        last_dispatch: u64,
+        load: Option<Load>,
+        rows: Result<&dyn Rows, String>,
+        now: Nanos,
+        actions: &mut Actions<F>,
+    ) {
+        if !self.admit(Side::Rank, from, actions) {
+            return;
+        }
+        let rank = usize::from(from.number);
+        self.ranks[rank].seen = now;
+        if let Some(load) = load {
+            self.ranks[rank].load = load;
+            let report = Report {
+                last_dispatch,
+                requests: u64::from(load.running).saturating_add(u64::from(load.waiting)),
+                tokens: load.held_tokens.saturating_add(load.pending_tokens),
+            };
+            if !self.budget.update(rank, report) {
+                self.counters.reports_ignored += 1;
+            }
+        }
+        match rows {
+            Ok(rows) if rows.rows() > 0 => {
+                self.counters.batches += 1;
+                for row in (0..rows.rows()).filter(|&row| rows.finished(row)) {
+                    self.finish(rows.rid(row), rank);
+                }
+                actions.push(Action::Deliver);
+            }
+            Ok(_) => {}
+            Err(reason) => {
+                self.counters.malformed += 1;
+                self.complain(Side::Rank, from.number, actions, || format!("broken batch: {reason}"));
+                self.tokens_lost(rank, "it sent a broken batch", actions);
+            }
+        }
+    }
+
+    /// Ends what a rank had. Nobody can say whose tokens were lost: what these requests went on to say would be wrong,
+    /// and one whose last row was among them would never end.
+    pub(super) fn tokens_lost(&mut self, rank: usize, why: &str, actions: &mut Actions<F>) {
+        let refusal = (500, format!("output of rank {rank} was lost: {why}"));
+        self.fail_where(&refusal, actions, |_, place| at_rank(place, rank));
+    }
+
+    pub(super) fn rank_state(
+        &mut self,
+        rank: usize,
+        active: bool,
+        reason: String,
+        max_running: usize,
+        now: Nanos,
+        actions: &mut Actions<F>,
+    ) {
+        let Some(view) = self.ranks.get_mut(rank) else { return };
+        (view.told, view.max_running) = (active, if active { max_running } else { 0 });
+        if active {
+            self.refresh_rank(rank, now, actions);
+            return;
+        }
+        view.reason = if reason.is_empty() { "it is down".to_owned() } else { reason };
+        let refusal = (503, format!("rank {rank} is not active: {}", view.reason));
+        self.refresh_rank(rank, now, actions);
+        self.fail_where(&refusal, actions, |_, place| at_rank(place, rank));
+        self.budget.reset(rank);
+        self.ranks[rank].load = Load::default();
+        actions.push(Action::ForgetRank { rank });
+    }
+
+    /// Makes a rank active exactly when it has said hello, supervision says so, and its peers do not object.
+    pub(super) fn refresh_rank(&mut self, rank: usize, now: Nanos, actions: &mut Actions<F>) {
+        let view = &self.ranks[rank];
+        let active = view.greeted && view.told && view.able;
+        if active == self.budget.ranks()[rank].active() {
+            return;
+        }
+        self.budget.set_active(rank, active);
+        let (level, text) = if active { (Level::Info, "active") } else { (Level::Warning, "not active") };
+        actions.push(Action::Log(level, format!("rank {rank} is {text}")));
+        if active {
+            self.expire(now, actions);
+            self.place_waiting(actions);
+        }
+    }
+
+    pub(super) fn worker_down(&mut self, worker: usize, actions: &mut Actions<F>) {
+        let Some(link) = self.worker_links.get_mut(worker) else { return };
+        let life_number = life_of(worker, link.epoch);
+        link.end();
+        actions.push(Action::ForgetWorker { worker });
+        for rid in self.select(|rid, _| life(rid) == life_number) {
+            self.abort(rid, actions);
+        }
+        self.groups.forget_worker(life_number);
+    }
+
+    pub(super) fn worker_cut(&mut self, route: Route, actions: &mut Actions<F>) {
+        let life_number = life_of(usize::from(route.worker), u32::from(route.epoch));
+        let refusal = (503, "the HTTP worker reads too slowly".to_owned());
+        self.fail_where(&refusal, actions, |rid, _| life(rid) == life_number);
+    }
+
+    pub(super) fn control(&mut self, from: Peer, id: Rid, state: bool, frame: F, actions: &mut Actions<F>) {
+        if !self.admit(Side::Worker, from, actions) || !self.own_id(from, id, actions) {
+            return;
+        }
+        self.counters.control += 1;
+        let asked: Vec<usize> = (0..self.ranks.len()).filter(|&rank| self.budget.ranks()[rank].active()).collect();
+        let ranks = asked.iter().map(|&rank| (rank, self.ranks[rank].epoch)).collect();
+        // The answer that names the ranks goes first, so that theirs are expected.
+        actions.push(Action::Answer { id, asked, state });
+        actions.push(Action::Control { ranks, frame });
+    }
+}

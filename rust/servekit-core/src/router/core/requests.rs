@@ -1,0 +1,119 @@
+//! A request's way to a rank.
+
+use super::super::event::{Action, Nanos, Peer, Request, Side};
+use super::{Actions, Core, Place, Refusal};
+use crate::dispatch::{DispatchError, Dispatched, LoadBalanceMethod};
+
+impl<F> Core<F> {
+    pub(super) fn request(&mut self, from: Peer, mut request: Request<F>, now: Nanos, actions: &mut Actions<F>) {
+        let rid = request.rid;
+        if !self.admit(Side::Worker, from, actions) || !self.own_id(from, rid, actions) {
+            return;
+        }
+        if self.table.contains_key(&rid) {
+            self.counters.duplicates += 1;
+            self.complain(Side::Worker, from.number, actions, || format!("request {:#x} is live already", rid.0));
+            return;
+        }
+        self.counters.requests += 1;
+        let text = std::mem::replace(&mut request.text, Ok(Default::default()));
+        let refusal = match &text {
+            Err(reason) => Some((400, reason.clone())),
+            Ok(_) => self.full(),
+        };
+        actions.push(Action::Open { rid, text: text.unwrap_or_default(), stream: request.stream });
+        if let Some(refusal) = refusal {
+            self.refuse(&request, refusal, actions);
+        } else if let Some(request) = self.place(request, actions) {
+            self.waiting.push_back(rid);
+            self.table.insert(rid, Place::Waiting { since: now, request: Box::new(request) });
+        }
+    }
+
+    /// Why no further request can be taken now.
+    pub(super) fn full(&self) -> Option<Refusal> {
+        if let Some(message) = &self.closed {
+            return Some((503, message.clone()));
+        }
+        let active = self.budget.ranks().iter().zip(&self.ranks).filter(|(budget, _)| budget.active());
+        let running: usize = active.map(|(_, rank)| rank.max_running).sum();
+        (self.table.len() >= running.saturating_add(self.config.max_queued))
+            .then(|| (503, format!("the server is busy: {} requests are in flight", self.table.len())))
+    }
+
+    pub(super) fn refuse(&mut self, request: &Request<F>, (status, message): Refusal, actions: &mut Actions<F>) {
+        self.counters.refused += 1;
+        if let Some(group) = &request.group {
+            self.groups.settle(request.rid, group, None);
+        }
+        actions.push(Action::Fail { rid: request.rid, status, kind: "error", message });
+    }
+
+    /// Sends a request to a rank or refuses it; gives it back when no rank is active.
+    pub(super) fn place(&mut self, request: Request<F>, actions: &mut Actions<F>) -> Option<Request<F>> {
+        match self.choose(&request) {
+            Ok(Dispatched { rank, dispatch }) => {
+                let rid = request.rid;
+                if let Some(group) = &request.group {
+                    self.groups.settle(rid, group, Some(rank));
+                }
+                self.counters.dispatched += 1;
+                self.ranks[rank].in_flight += 1;
+                self.ranks[rank].dispatched += 1;
+                self.table.insert(rid, Place::Rank { rank, dispatch, aborted: false });
+                let receiver_epoch = self.ranks[rank].epoch;
+                actions.push(Action::Send { rid, rank, receiver_epoch, attempt: 1, dispatch, frame: request.frame });
+                None
+            }
+            Err(DispatchError::NoActiveRank) => Some(request),
+            Err(error) => {
+                let status = match error {
+                    DispatchError::RankInactive(_) | DispatchError::NoActiveRank => 503,
+                    DispatchError::NoSuchRank { .. } | DispatchError::NoRoom | DispatchError::UnknownMethod(_) => 400,
+                };
+                let message = match error {
+                    DispatchError::RankInactive(rank) => format!("{error}: {}", self.ranks[rank].reason),
+                    _ => error.to_string(),
+                };
+                self.refuse(&request, (status, message), actions);
+                None
+            }
+        }
+    }
+
+    pub(super) fn choose(&mut self, request: &Request<F>) -> Result<Dispatched, DispatchError> {
+        let tokens = u64::from(request.tokens);
+        if request.rank >= 0 {
+            return self.budget.credit(i64::from(request.rank), tokens);
+        }
+        let method = self.config.method;
+        if method != LoadBalanceMethod::FollowBootstrapRoom
+            && let Some(group) = &request.group
+            && let Some(rank) = self.groups.rank(request.rid, group)
+            && let Ok(dispatched) = self.budget.credit(rank as i64, tokens)
+        {
+            return Ok(dispatched);
+        }
+        self.budget.dispatch(method, tokens, request.room)
+    }
+
+    pub(super) fn place_waiting(&mut self, actions: &mut Actions<F>) {
+        for _ in 0..self.waiting.len() {
+            let Some(rid) = self.waiting.pop_front() else { break };
+            let Some(Place::Waiting { since, request }) = self.table.remove(&rid) else { continue };
+            if let Some(request) = self.place(*request, actions) {
+                self.table.insert(rid, Place::Waiting { since, request: Box::new(request) });
+                self.waiting.push_back(rid);
+            }
+        }
+    }
+
+    pub(super) fn expire(&mut self, now: Nanos, actions: &mut Actions<F>) {
+        while self.deadline().is_some_and(|deadline| deadline <= now) {
+            let Some(&rid) = self.waiting.front() else { break };
+            self.counters.expired += 1;
+            let waited = self.config.rank_wait.as_secs_f64();
+            self.fail(rid, (503, format!("no rank became active within {waited} s")), actions);
+        }
+    }
+}

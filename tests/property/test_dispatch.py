@@ -1,0 +1,136 @@
+"""`_core.DPBudget` does what the plain one does, whatever happens; and what it does is fair."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from servekit import _core, reference
+
+NUMBERS = st.integers(0, 2**32)
+METHODS = [method.name for method in reference.LoadBalanceMethod]
+BALANCED = ["AUTO", "ROUND_ROBIN", "TOTAL_REQUESTS", "TOTAL_TOKENS"]
+
+
+def method_of(module: object, name: str) -> object:
+    return getattr(module.LoadBalanceMethod, name)  # type: ignore[attr-defined]
+
+
+class SameAsReference(RuleBasedStateMachine):
+    """Both budgets, told the same."""
+
+    @initialize(ranks=st.integers(1, 9))
+    def start(self, ranks: int) -> None:
+        self.ranks = ranks
+        self.fast, self.plain = _core.DPBudget(ranks), reference.DPBudget(ranks)
+        self.live: list[tuple[int, int]] = []
+        self.last = 0
+
+    def both(self, name: str, *arguments: object) -> object:
+        try:
+            expected = getattr(self.plain, name)(*arguments)
+        except reference.DispatchError:
+            with pytest.raises(_core.DispatchError):
+                getattr(self.fast, name)(*arguments)
+            return None
+        assert getattr(self.fast, name)(*arguments) == expected
+        return expected
+
+    @rule(name=st.sampled_from(METHODS), tokens=NUMBERS, room=st.none() | st.integers(0, 2**64 - 1))
+    def dispatch(self, name: str, tokens: int, room: int | None) -> None:
+        try:
+            expected = self.plain.dispatch(method_of(reference, name), tokens, room)
+        except reference.DispatchError:
+            with pytest.raises(_core.DispatchError):
+                self.fast.dispatch(method_of(_core, name), tokens, room)
+        else:
+            assert self.fast.dispatch(method_of(_core, name), tokens, room) == expected
+            self.live.append(expected)
+            self.last = expected[1]
+
+    @rule(rank=st.integers(-2, 10), tokens=NUMBERS)
+    def credit(self, rank: int, tokens: int) -> None:
+        number = self.both("credit", rank, tokens)
+        if number is not None:
+            self.live.append((rank, number))
+            self.last = number
+
+    @rule(data=st.data(), requests=NUMBERS, tokens=NUMBERS)
+    def update(self, data: st.DataObject, requests: int, tokens: int) -> None:
+        rank = data.draw(st.integers(0, self.ranks - 1))
+        self.both("update", rank, data.draw(st.integers(0, self.last + 2)), requests, tokens)
+
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        if self.live:
+            self.both("release", *data.draw(st.sampled_from(self.live)))
+
+    @rule(data=st.data(), active=st.booleans())
+    def set_active(self, data: st.DataObject, active: bool) -> None:
+        self.both("set_active", data.draw(st.integers(0, self.ranks - 1)), active)
+
+    @rule(data=st.data())
+    def reset(self, data: st.DataObject) -> None:
+        self.both("reset", data.draw(st.integers(0, self.ranks - 1)))
+
+    @invariant()
+    def same(self) -> None:
+        if hasattr(self, "fast"):
+            assert self.fast.total_requests == self.plain.total_requests
+            assert self.fast.total_tokens == self.plain.total_tokens
+
+
+TestSameAsReference = SameAsReference.TestCase
+TestSameAsReference.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+
+
+@pytest.mark.parametrize("name", BALANCED)
+@pytest.mark.parametrize("ranks", [2, 3, 8])
+def test_a_burst_of_equal_requests_spreads(name: str, ranks: int) -> None:
+    budget = _core.DPBudget(ranks)
+    counts = [0] * ranks
+    for _ in range(1000):
+        counts[budget.dispatch(method_of(_core, name), 10)[0]] += 1
+    assert max(counts) - min(counts) <= 1
+
+
+@pytest.mark.parametrize("name", BALANCED)
+def test_dead_ranks_get_nothing_and_returned_ones_their_share(name: str) -> None:
+    budget = _core.DPBudget(4)
+    budget.set_active(2, False)
+    assert budget.active == [True, True, False, True]
+    choices = [budget.dispatch(method_of(_core, name), 10) for _ in range(300)]
+    assert all(rank != 2 for rank, _ in choices)
+    for rank, number in choices:
+        budget.release(rank, number)
+    budget.set_active(2, True)
+    share = sum(budget.dispatch(method_of(_core, name), 10)[0] == 2 for _ in range(400))
+    assert share == 100
+
+
+def test_a_request_of_many_tokens_weighs_what_it_costs() -> None:
+    budget = _core.DPBudget(2)
+    heavy, _ = budget.dispatch(_core.LoadBalanceMethod.TOTAL_TOKENS, 10_000)
+    others = [budget.dispatch(_core.LoadBalanceMethod.TOTAL_TOKENS, 10)[0] for _ in range(100)]
+    assert heavy not in others
+    assert sorted(budget.total_tokens) == [1000, 10_000]
+
+
+def test_names_are_those_of_the_command_line() -> None:
+    for method in reference.LoadBalanceMethod:
+        fast = _core.LoadBalanceMethod.from_name(method.value)
+        assert fast == method_of(_core, method.name) and fast.name == method.value
+    with pytest.raises(_core.SettingError):
+        _core.LoadBalanceMethod.from_name("fastest")
+
+
+def test_sizes_are_checked() -> None:
+    for size in (0, 5000):
+        with pytest.raises(_core.SettingError):
+            _core.DPBudget(size)
+    budget = _core.DPBudget(2)
+    with pytest.raises(_core.DispatchError):
+        budget.dispatch(_core.LoadBalanceMethod.FOLLOW_BOOTSTRAP_ROOM, 1)
+    assert not budget.update(7, 0, 0, 0) and not budget.release(7, 1)
