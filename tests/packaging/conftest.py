@@ -111,7 +111,7 @@ def without_torch(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder for PYTHONPATH that makes torch and transformers look as if they were not installed."""
     folder = tmp_path_factory.mktemp("without")
     for name in ("torch", "transformers"):
-        (folder / f"{name}.py").write_text(f"raise ModuleNotFoundError('No module named {name!r}', name={name!r})\n")
+        (folder / f"{name}.py").write_text(f"raise ModuleNotFoundError('No module named {name}', name='{name}')\n")
     return folder
 
 
