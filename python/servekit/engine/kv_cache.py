@@ -37,7 +37,7 @@ class KvPool:
     @staticmethod
     def token_bytes(layers: int, kv_heads: int, head_size: int, dtype: torch.dtype) -> int:
         """Bytes that one token takes in all layers."""
-        return layers * 2 * kv_heads * head_size * dtype.itemsize
+        return layers * 2 * kv_heads * head_size * int(dtype.itemsize)
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -14,7 +14,7 @@ import torch
 
 from servekit.engine.attention import TorchAttention
 from servekit.engine.kv_cache import KvPool
-from servekit.engine.linear import DenseLinear, choose_linear
+from servekit.engine.linear import DenseLinear, LinearFactory, choose_linear
 from servekit.engine.plan import NO_TOKEN, Ints, Plan, SamplingColumns
 from servekit.engine.sampler import Sampler
 from servekit.models.llama import Llama, LlamaConfig
@@ -28,6 +28,10 @@ _CPU_POOL_BYTES = 2 << 30
 _CUDA_SHARE = 0.85
 """Share of the device's memory for weights, pool and activations."""
 _CUDA_ACTIVATION_BYTES = 1 << 30
+
+
+Handle = tuple[int, Ints, "torch.Tensor | None"]
+"""A launched step: how many rows, which of them are sampled, their tokens on the device."""
 
 
 class DeviceError(ValueError):
@@ -47,17 +51,17 @@ class TorchRunner:
         self._attention = TorchAttention(pool, config.heads, config.head_size, dtype, device)
         self._sampler = Sampler(config.vocab_size, device)
 
-    @torch.inference_mode()
-    def launch(self, plan: Plan) -> tuple[int, Ints, torch.Tensor | None]:
+    def launch(self, plan: Plan) -> Handle:
         """Compute a step; on CUDA it runs while the caller goes on."""
-        positions = self._attention.begin(plan)
-        last = np.cumsum(plan.counts)[plan.sampled] - 1
-        ids = torch.from_numpy(plan.ids).to(self._device)
-        logits = self._model(ids, positions, torch.from_numpy(last).to(self._device), self._attention)
-        tokens = self._sampler.sample(logits, plan.sampling) if len(plan.sampled) else None
+        with torch.inference_mode():
+            positions = self._attention.begin(plan)
+            last = np.cumsum(plan.counts)[plan.sampled] - 1
+            ids = torch.from_numpy(plan.ids).to(self._device)
+            logits = self._model(ids, positions, torch.from_numpy(last).to(self._device), self._attention)
+            tokens = self._sampler.sample(logits, plan.sampling) if len(plan.sampled) else None
         return len(plan.counts), plan.sampled, tokens
 
-    def collect(self, handle: tuple[int, Ints, torch.Tensor | None]) -> Ints:
+    def collect(self, handle: Handle) -> Ints:
         """Tokens of a launched step, [rows, 1]."""
         rows, sampled, tokens = handle
         out = np.full((rows, 1), NO_TOKEN, np.int64)
@@ -101,7 +105,8 @@ def load_torch_runner(
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // ranks))
     config = read_config(path)
     kind = _dtype(dtype, where)
-    name, linear = "torch", DenseLinear
+    name: str = "torch"
+    linear: LinearFactory = DenseLinear
     if where.type == "cpu" and kind == torch.float32:
         name, linear = choose_linear(Llama.linear_shapes(config), float32_only=dtype == "float32")
     chosen = time.monotonic()

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 
-class RMSNorm(nn.Module):
+class RMSNorm(nn.Module):  # type: ignore[misc]
     """x / rms(x) * weight, computed in float32 (https://arxiv.org/abs/1910.07467)."""
 
     def __init__(self, weight: torch.Tensor, eps: float) -> None:
@@ -65,7 +65,7 @@ def rope_frequencies(
     raise ValueError(f"rope scaling {scaling.type!r} is not known; known are linear and llama3")
 
 
-class Rope(nn.Module):
+class Rope(nn.Module):  # type: ignore[misc]
     """Rotary positions, halves rotated against each other (https://arxiv.org/abs/2104.09864)."""
 
     def __init__(self, frequencies: torch.Tensor, dtype: torch.dtype) -> None:

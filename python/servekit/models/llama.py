@@ -147,7 +147,7 @@ def map_gguf(file: GgufFile) -> tuple[dict[str, str], dict[str, int]]:
     return names, heads
 
 
-class LlamaLayer(nn.Module):
+class LlamaLayer(nn.Module):  # type: ignore[misc]
     """Attention and gated feed-forward network, each behind a norm and added to what came in."""
 
     def __init__(self, config: LlamaConfig, index: int, load: _Loader) -> None:
@@ -172,7 +172,7 @@ class LlamaLayer(nn.Module):
         return x + self.down(F.silu(gate).mul_(up))
 
 
-class Llama(nn.Module):
+class Llama(nn.Module):  # type: ignore[misc]
     """The whole model.
 
     Args:

@@ -35,7 +35,9 @@ def read_config(path: Path) -> LlamaConfig:
             if architecture not in GGUF_ARCHITECTURES:
                 raise WeightError(_unknown(str(architecture)))
             return LlamaConfig.from_gguf(file)
-    except (OSError, json.JSONDecodeError, AttributeError, GgufError) as error:
+    except WeightError:
+        raise
+    except (OSError, ValueError, TypeError, AttributeError, GgufError) as error:
         raise WeightError(f"{path} can't be read: {error}") from error
 
 

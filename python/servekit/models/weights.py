@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -48,10 +48,10 @@ class SafetensorsWeights:
             outside = [name for name in files if Path(name).name != name]
             if outside:
                 raise WeightError(f"{index} names a file outside its folder: {outside[0]!r}")
-            self._files = [safe_open(str(folder / name), framework="pt") for name in files]
+            files_open: list[Any] = [safe_open(str(folder / name), framework="pt") for name in files]
         except (OSError, SafetensorError, KeyError, AttributeError, TypeError, json.JSONDecodeError) as error:
             raise WeightError(f"weights in {folder} can't be read: {error}") from error
-        self._file_of = {name: file for file in self._files for name in file.keys()}  # noqa: SIM118 (no mapping)
+        self._file_of = {name: file for file in files_open for name in file.keys()}  # noqa: SIM118 (no mapping)
         self.names = frozenset(self._file_of)
 
     def get(self, name: str) -> torch.Tensor:

@@ -9,16 +9,18 @@ import random
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from servekit.engine.dummy_runner import DummyRunner
 from servekit.engine.plan import ModelRunner
 from servekit.messages.batches import BatchEmbeddingOutput, BatchTokenIDOutput, FinishReason
 from servekit.messages.envelope import Envelope, Kind, Load
 from servekit.messages.requests import ControlReply
-from servekit.runtime.child import ChildContext
 from servekit.scheduler.scheduler import Scheduler, SchedulerConfig
-from servekit.transport.rank_link import RankLink
+
+if TYPE_CHECKING:
+    from servekit.runtime.child import ChildContext
+    from servekit.transport.rank_link import RankLink
 
 logger = logging.getLogger(__name__)
 

@@ -227,7 +227,8 @@ class Scheduler:
 
     def _prefill(self) -> list[tuple[Request, int]]:
         """Pieces of prompts for this step; admits waiting requests while slots, pages and tokens last."""
-        t, budget, pieces = self._table, self.config.max_prefill_tokens, []
+        t, budget = self._table, self.config.max_prefill_tokens
+        pieces: list[tuple[Request, int]] = []
         for request in self._prefilling:
             if budget <= 0:
                 return pieces

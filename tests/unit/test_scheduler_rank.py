@@ -1,0 +1,163 @@
+"""The rank's loop over a link: rows and load reports, control messages, and the end."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import deque
+from typing import Any
+
+import numpy as np
+import pytest
+from servekit.engine.dummy_runner import DummyRunner
+from servekit.messages.batches import BatchEmbeddingOutput, BatchTokenIDOutput
+from servekit.messages.envelope import Envelope, Kind, Load
+from servekit.messages.requests import (
+    AbortReq,
+    ControlReply,
+    GetStateReq,
+    PauseReq,
+    SamplingParams,
+    TokenizedEmbeddingReqInput,
+    TokenizedGenerateReqInput,
+)
+from servekit.scheduler.rank import TorchRank
+from servekit.scheduler.scheduler import SchedulerConfig
+
+
+class FakeLink:
+    """A link whose other end is a list of deliveries, one for each call of `receive`."""
+
+    def __init__(self, deliveries: list[list[tuple[Envelope, Any]]]) -> None:
+        self._deliveries = deque(deliveries)
+        self.last_dispatch = 0
+        self.timeouts: list[float | None] = []
+        self.sent: list[tuple[Any, Load | None]] = []
+        self.replies: list[tuple[int, ControlReply]] = []
+        self.stop = threading.Event()
+
+    def receive(self, timeout_s: float | None) -> list[tuple[Envelope, Any]]:
+        self.timeouts.append(timeout_s)
+        if not self._deliveries:
+            if timeout_s is None:
+                self.stop.set()
+            return []
+        found = self._deliveries.popleft()
+        self.last_dispatch = max([self.last_dispatch, *(envelope.dispatch for envelope, _ in found)])
+        return found
+
+    def send_batch(self, batch: Any, load: Load | None, last_dispatch: int | None = None) -> None:
+        self.sent.append((batch, load))
+
+    def reply(self, request: Envelope, reply: ControlReply) -> None:
+        self.replies.append((request.id, reply))
+
+
+def generate(rid: int, prompt: int = 5, **params: Any) -> tuple[Envelope, Any]:
+    sampling = SamplingParams(**{"max_new_tokens": 4, "ignore_eos": True, "seed": rid, **params})
+    body = TokenizedGenerateReqInput(rid, np.arange(prompt, dtype="<u4").tobytes(), sampling)
+    return Envelope(Kind.GENERATE, rid, dispatch=rid), body
+
+
+def control(kind: Kind, body: Any, id_: int = 77) -> tuple[Envelope, Any]:
+    return Envelope(kind, id_), body
+
+
+def run(deliveries: list[list[tuple[Envelope, Any]]], **changes: Any) -> FakeLink:
+    sizes = {"max_running": 4, "max_waiting": 50, "max_prefill_tokens": 32, "chunked_prefill_size": 8, "page": 4}
+    config = SchedulerConfig(
+        **{**sizes, "pages": 40, "max_model_len": 100, "vocab_size": 50, "end_ids": (2,), **changes}  # type: ignore[arg-type]
+    )
+    link = FakeLink(deliveries)
+    TorchRank(DummyRunner(50), config, rank=1, epoch=3).run(link, link.stop.is_set)  # type: ignore[arg-type]
+    return link
+
+
+def ends(link: FakeLink) -> dict[int, str]:
+    found: dict[int, str] = {}
+    for batch, _ in link.sent:
+        for rid, reason in zip(batch.rids, batch.finished_reasons or (), strict=False):
+            if reason is not None:
+                assert rid not in found
+                found[rid] = reason.type
+    return found
+
+
+def test_a_step_is_one_message_with_the_load_after_it() -> None:
+    link = run([[generate(1), generate(2)]])
+    assert [batch.rids for batch, _ in link.sent] == [[1, 2]] * 4
+    assert [batch.completion_tokens for batch, _ in link.sent] == [[n, n] for n in (1, 2, 3, 4)]
+    assert all(len(ids) == 4 for batch, _ in link.sent for ids in batch.decode_ids)
+    loads = [load for _, load in link.sent]
+    assert [load.running for load in loads if load] == [2, 2, 2, 0]
+    assert loads[0] == Load(running=2, waiting=0, held_tokens=10, pending_tokens=0, pool_tokens=160)
+    assert loads[-1] == Load(pool_tokens=160)
+    assert ends(link) == {1: "length", 2: "length"}
+
+
+def test_the_load_is_reported_when_nothing_else_is() -> None:
+    link = run([[generate(1, prompt=20)]])
+    (first, load), (second, later) = link.sent[:2]
+    assert (first.rids, second.rids) == ([], [])
+    assert load is not None and later is not None
+    assert (load.pending_tokens, later.pending_tokens) == (12, 4)
+    # The second delivery brings a dispatch number and nothing to do: it is told, once.
+    link = run([[generate(1)], [], [], [], [], [(Envelope(Kind.GENERATE, 9, dispatch=9), generate(9, 0)[1])], []])
+    assert [batch.rids for batch, _ in link.sent][-1] == [9]
+    assert ends(link) == {1: "length", 9: "error"}
+
+
+def test_it_blocks_only_when_there_is_nothing_to_compute() -> None:
+    link = run([[generate(1)], [], [], [], [generate(2)]])
+    assert link.timeouts == [None, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, None]
+
+
+def test_an_abort_is_answered_before_the_next_step() -> None:
+    link = run([[generate(1, max_new_tokens=50), generate(2)], [control(Kind.ABORT, AbortReq(1, "gone"), 1)]])
+    assert link.sent[1][0].rids == [1]
+    reason = link.sent[1][0].finished_reasons[0]
+    assert (reason.type, reason.message) == ("abort", "gone")
+    assert ends(link) == {1: "abort", 2: "length"}
+    assert run([[control(Kind.ABORT, AbortReq(5), 5)]]).sent[0][0].rids == []
+
+
+def test_a_request_that_came_twice_ends_once() -> None:
+    assert ends(run([[generate(1), generate(1)]])) == {1: "length"}
+
+
+def test_an_embedding_is_refused_with_its_own_kind_of_row() -> None:
+    link = run([[(Envelope(Kind.EMBEDDING, 6, dispatch=1), TokenizedEmbeddingReqInput(6, b"\1\0\0\0"))]])
+    batch = link.sent[0][0]
+    assert isinstance(batch, BatchEmbeddingOutput)
+    assert (batch.rids, batch.finished_reasons[0].type, batch.finished_reasons[0].status) == ([6], "error", 400)
+
+
+def test_state_shows_what_is_held() -> None:
+    link = run([[generate(1), generate(2), generate(3)], [control(Kind.GET_STATE, GetStateReq())]], max_running=2)
+    correlation, reply = link.replies[0]
+    state = json.loads(reply.data)
+    assert (correlation, reply.ok) == (77, True)
+    assert (state["live"], state["running"], state["waiting"], state["pages_held"]) == (3, 2, 1, 4)
+    assert (state["rank"], state["epoch"], state["pages_free"], state["held_tokens"]) == (1, 3, 36, 10)
+
+
+def test_what_it_can_not_do_is_said() -> None:
+    link = run([[control(Kind.PAUSE, PauseReq())]])
+    assert link.replies == [(77, ControlReply(False, "PAUSE is not supported by this engine"))]
+
+
+def test_a_stopped_rank_ends_everyone_with_an_error() -> None:
+    link = FakeLink([[generate(1, max_new_tokens=90), generate(2)]])
+    config = SchedulerConfig(1, 50, 32, 8, 4, 40, 100, 50, (2,))
+    steps = iter([False, False, False, True])
+    TorchRank(DummyRunner(50), config, rank=0, epoch=1).run(link, lambda: next(steps))  # type: ignore[arg-type]
+    assert ends(link) == {1: "error", 2: "error"}
+    assert isinstance(link.sent[-1][0], BatchTokenIDOutput)
+    assert link.sent[-1][0].finished_reasons[0].status == 503
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_request_without_a_seed_gets_its_own(seed: int) -> None:
+    link = run([[generate(1, seed=None), generate(2, seed=None)]], seed=seed)
+    first, second = (b"".join(batch.decode_ids[i] for batch, _ in link.sent) for i in (0, 1))
+    assert first != second
