@@ -15,7 +15,7 @@ import httpx
 import psutil
 import pytest
 
-START_S = 30.0
+START_S = 120.0
 
 
 class Server:
@@ -130,7 +130,7 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Se
 
     def start(*arguments: str, engine: str = "mock", **options: object) -> Server:
         folder = tmp_path_factory.mktemp("server")
-        running.append(Server(folder, "--engine", engine, *arguments, **options))
+        running.append(Server(folder, "--engine", engine, "--served-model-name", "x", *arguments, **options))
         return running[-1]
 
     yield start
@@ -146,7 +146,7 @@ class Stream:
         cut: the connection ended in the middle.
     """
 
-    def __init__(self, server: Server, max_tokens: int = 100_000, **fields: object) -> None:
+    def __init__(self, server: Server, max_tokens: int = 8000, **fields: object) -> None:
         import threading
 
         self.events: list[str] = []

@@ -37,8 +37,11 @@ def test_start_answers_and_goes_without_a_trace(start, until):
 
 
 def slowness() -> float:
-    """How much slower than a quiet machine this one is now: other tests may share its cores."""
-    return max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+    """How many times longer than on a quiet machine a process takes now: other tests may share the cores."""
+    began, cpu = time.monotonic(), time.process_time()
+    while time.process_time() - cpu < 0.1:
+        pass
+    return max(1.0, (time.monotonic() - began) / 0.1) ** 1.5
 
 
 def test_the_printed_command_works(start):
