@@ -347,7 +347,7 @@ class DPBudget:
         return self._dispatches
 
     def update(self, rank: int, last_dispatch: int, requests: int, tokens: int) -> bool:
-        """Take a rank's report; False if it is older than one that is known, or speaks of dispatches that never were."""
+        """Take a rank's report; False if it is older than a known one, or speaks of dispatches that never were."""
         known = self._ranks[rank]
         if not known.last_dispatch <= last_dispatch <= self._dispatches:
             return False

@@ -15,9 +15,6 @@ import msgspec
 import psutil
 import pytest
 import zmq
-from tokenizers import Tokenizer, decoders, pre_tokenizers
-from tokenizers.models import BPE
-
 from servekit import _core
 from servekit.messages import requests as r
 from servekit.messages.batches import BatchStrOutput, BatchTokenIDOutput, FinishReason
@@ -37,6 +34,8 @@ from servekit.messages.envelope import (
     name_exts,
     text_ext,
 )
+from tokenizers import Tokenizer, decoders, pre_tokenizers
+from tokenizers.models import BPE
 
 WAIT_S = 10.0
 ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())

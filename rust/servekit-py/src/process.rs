@@ -43,14 +43,14 @@ pub(crate) fn zmq_has(capability: &str) -> bool {
 ///
 /// The descriptor belongs to the watching thread from now on. Exit status 1.
 #[pyfunction]
-#[pyo3(signature = (fd, paths=vec![]))]
-pub(crate) fn watch_death_pipe(fd: i32, paths: Vec<PathBuf>) -> PyResult<()> {
+#[pyo3(signature = (fd, paths=None))]
+pub(crate) fn watch_death_pipe(fd: i32, paths: Option<Vec<PathBuf>>) -> PyResult<()> {
     if fd < 0 {
         return Err(SettingError::new_err(format!("{fd} is no descriptor")));
     }
     let watch = move || {
         wait_for_end(fd);
-        for path in &paths {
+        for path in paths.iter().flatten() {
             remove(path);
         }
         exit_now(1);

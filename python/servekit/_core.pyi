@@ -1,0 +1,475 @@
+"""The parts of servekit that are Rust. Bytes that are malformed raise, whatever they are."""
+
+import os
+from typing import Any, ClassVar, final
+
+__all__ = [
+    "ControlPlane",
+    "DPBudget",
+    "Detokenizer",
+    "DispatchError",
+    "LoadBalanceMethod",
+    "MalformedError",
+    "PhaseError",
+    "ResourceError",
+    "ServekitError",
+    "SettingError",
+    "SilentError",
+    "SocketMapping",
+    "StatePage",
+    "build_info",
+    "extract_field_by_index",
+    "handle_output_by_index",
+    "merge_batches",
+    "parse_envelope",
+    "parse_group",
+    "parse_text_options",
+    "schema_hash",
+    "set_parent_death_signal",
+    "split_batch",
+    "split_batch_by_name",
+    "watch_death_pipe",
+    "zmq_has",
+]
+
+class ServekitError(Exception):
+    """Base of the errors of this module."""
+
+class MalformedError(ServekitError):
+    """Bytes that are no frame of this schema version."""
+
+class SettingError(ServekitError):
+    """An argument that no call like this can take."""
+
+class DispatchError(ServekitError):
+    """No rank can take the request."""
+
+class ResourceError(ServekitError):
+    """A file, socket, segment or thread can't be had."""
+
+class PhaseError(ServekitError):
+    """It was not started yet, or is closed already."""
+
+class SilentError(ServekitError):
+    """A thread did not answer in time."""
+
+def build_info() -> dict[str, str]:
+    """What this build is: version, commit, profile, target, schema (hash of the messages, in hex), libzmq."""
+
+def zmq_has(capability: str) -> bool:
+    """Whether libzmq was built with a capability, such as `curve`."""
+
+def watch_death_pipe(fd: int, paths: list[str] | list[os.PathLike[str]] | None = None) -> None:
+    """End this process, whatever it is doing, once nobody holds the other end of a pipe; remove `paths` before.
+
+    A thread owns the descriptor from now on. The exit status is 1; no exit handler runs.
+
+    Raises:
+        SettingError: `fd` is negative.
+        ResourceError: the thread can't be started.
+    """
+
+def set_parent_death_signal(signal: int) -> None:
+    """Ask the kernel to send this process a signal when the thread that started it ends. Linux only.
+
+    Raises:
+        SettingError: no signal has that number.
+    """
+
+def schema_hash() -> int:
+    """Hash of all message definitions, as HELLO carries it."""
+
+def parse_envelope(frame: bytes) -> dict[str, Any]:
+    """Parse an envelope into the fields of `messages.envelope.Envelope`.
+
+    Raises:
+        MalformedError: it is none of this schema version.
+    """
+
+def parse_text_options(data: bytes) -> dict[str, Any]:
+    """Parse a TEXT extension.
+
+    Raises:
+        MalformedError: it is none.
+    """
+
+def parse_group(data: bytes) -> tuple[int, int, int, int]:
+    """Parse a GROUP extension: id, index, size, prompt.
+
+    Raises:
+        MalformedError: it is none.
+    """
+
+def split_batch(kind: int, body: bytes) -> list[tuple[int, int, bytes]]:
+    """Split a batch by the workers that its request ids lead back to: worker, low bits of its epoch, body.
+
+    Raises:
+        MalformedError: the body is no batch of this kind.
+    """
+
+def split_batch_by_name(kind: int, body: bytes) -> list[tuple[str, bytes]]:
+    """Split a batch by the names in its column `http_worker_ipcs`.
+
+    Raises:
+        MalformedError: the body is no batch of this kind, or a row has no name.
+    """
+
+def handle_output_by_index(kind: int, body: bytes, index: int) -> bytes:
+    """The batch of one row.
+
+    Raises:
+        MalformedError: the body is no batch of this kind.
+        IndexError: it has no such row.
+    """
+
+def extract_field_by_index(kind: int, body: bytes, field: str, index: int) -> bytes:
+    """One column of one row, as msgpack of a column of its own.
+
+    Raises:
+        MalformedError: the body is no batch of this kind.
+        IndexError: it has no such row.
+        KeyError: its kind has no such column.
+    """
+
+def merge_batches(kind: int, parts: list[bytes], positions: list[list[int]]) -> bytes:
+    """Merge batches of one kind; `positions[p][i]` is the place of row i of part p.
+
+    Raises:
+        MalformedError: a body is no batch of this kind, or they do not fit together.
+    """
+
+@final
+class Detokenizer:
+    """Incremental detokenizer of any number of requests.
+
+    Frames are worker, low bits of its epoch, and the body of a `BatchStrOutput`.
+    """
+
+    def __new__(cls, tokenizer_file: str | os.PathLike[str] | None = None) -> Detokenizer:
+        """A detokenizer over a `tokenizer.json`; without one it passes ids only.
+
+        Raises:
+            ResourceError: the file can't be read.
+        """
+
+    def open(
+        self,
+        rid: int,
+        *,
+        stops: list[str] = ...,
+        include_stop: bool = False,
+        skip_special_tokens: bool = True,
+        text: bool = True,
+        ids: bool = False,
+        no_stop_trim: bool = False,
+        stream: bool = True,
+    ) -> None:
+        """Begin a request; the options are those of `messages.envelope.TextOptions`."""
+
+    def step(self, body: bytes, kind: int = ...) -> tuple[list[tuple[int, int, bytes]], list[int]]:
+        """Take a batch: frames for workers, and requests that ended here by a stop string.
+
+        Raises:
+            MalformedError: the body is no batch of this kind.
+        """
+
+    def fail(self, rid: int, status: int, kind: str, message: str) -> list[tuple[int, int, bytes]]:
+        """End a request without its rank's word: `kind` is error or abort, `status` an HTTP status."""
+
+    @property
+    def live(self) -> int:
+        """Requests that it knows."""
+
+    @property
+    def counts(self) -> tuple[int, int, int]:
+        """Rows of unknown requests, requests that failed here, requests opened twice."""
+
+    @property
+    def is_table(self) -> bool:
+        """Whether text comes from a table of byte strings rather than from the tokenizer's own decoder."""
+
+@final
+class StatePage:
+    """One shared memory segment that every process reads and that no lock guards.
+
+    Each number is seen whole; two numbers may be of two moments. After `close` all methods raise `PhaseError`.
+    """
+
+    @staticmethod
+    def create(name: str, workers: int, ranks: int) -> StatePage:
+        """Make a page for 1 to 4096 workers and ranks, readable by this user only.
+
+        Raises:
+            SettingError: no plain file name, or a count out of range.
+            ResourceError: the name is taken, or the system refuses.
+        """
+
+    @staticmethod
+    def open(name: str) -> StatePage:
+        """Map the page of that name.
+
+        Raises:
+            ResourceError: there is none.
+            SettingError: it is no page of this version and size.
+        """
+
+    def unlink(self) -> None:
+        """Remove the segment's name; maps that exist stay valid. Twice is no error."""
+
+    def close(self) -> None:
+        """Unmap it."""
+
+    @property
+    def name(self) -> str:
+        """Name of the segment."""
+
+    @property
+    def phase(self) -> int:
+        """0 starting, 1 ready, 2 draining, 3 stopping; main writes it."""
+
+    @phase.setter
+    def phase(self, value: int, /) -> None: ...
+    @property
+    def ready_once(self) -> bool:
+        """Whether the server has been ready once."""
+
+    def mark_ready(self) -> None:
+        """Note that the server has been ready once."""
+
+    def set_process(self, role: str, index: int, epoch: int, pid: int) -> None:
+        """Note which life of a process is the present one.
+
+        A new life of a worker holds no places; what it counted stays.
+
+        Args:
+            role: control, http or scheduler.
+            index: its number.
+            epoch: the life, from 1.
+            pid: its process id.
+        """
+
+    def worker_add(self, index: int, field: str, delta: int) -> None:
+        """Add to a number of a worker, stopping at 0; for that worker only.
+
+        Args:
+            index: the worker.
+            field: open_streams, reserved_tokens, requests, prompt_tokens, generation_tokens, refused or aborted.
+            delta: what to add.
+        """
+
+    def reserve(self, index: int, requests: int, tokens: int, max_requests: int) -> bool:
+        """Take places for a worker's requests if all workers together then hold at most `max_requests`.
+
+        Two workers that ask at once may go over by what each asked for; the router has the final word.
+        """
+
+    def release(self, index: int, requests: int, tokens: int) -> None:
+        """Give places back that `reserve` took."""
+
+    def control_age(self) -> float:
+        """Seconds since the oldest beat of a control thread; infinite while one has not beaten yet."""
+
+    def active_ranks(self) -> list[bool]:
+        """Whether each rank takes requests."""
+
+    def snapshot(self) -> dict[str, Any]:
+        """All of it as plain values: `phase`, `ready_once`, `control`, `ranks` and `workers` (one dict each)."""
+
+@final
+class LoadBalanceMethod:
+    """How a rank is chosen among the active ones; see `servekit-serve --help`."""
+
+    AUTO: ClassVar[LoadBalanceMethod]
+    ROUND_ROBIN: ClassVar[LoadBalanceMethod]
+    FOLLOW_BOOTSTRAP_ROOM: ClassVar[LoadBalanceMethod]
+    TOTAL_REQUESTS: ClassVar[LoadBalanceMethod]
+    TOTAL_TOKENS: ClassVar[LoadBalanceMethod]
+
+    @staticmethod
+    def from_name(name: str) -> LoadBalanceMethod:
+        """The method of that name on the command line.
+
+        Raises:
+            SettingError: there is none.
+        """
+
+    @property
+    def name(self) -> str:
+        """Its name on the command line."""
+
+    def __hash__(self) -> int: ...
+    def __eq__(self, value: object, /) -> bool: ...
+
+@final
+class DPBudget:
+    """The load of each rank: what it last reported, plus what was dispatched and not yet seen by it.
+
+    Dispatches are numbered from 1; a report names the highest number that its rank has seen and counts every request
+    up to it that is not released. All ranks begin active and idle.
+    """
+
+    def __new__(cls, dp_size: int) -> DPBudget:
+        """A budget for 1 to 4096 ranks.
+
+        Raises:
+            SettingError: another number.
+        """
+
+    def dispatch(self, method: LoadBalanceMethod, tokens: int, room: int | None = None) -> tuple[int, int]:
+        """Choose a rank for a request of `tokens` prompt tokens and book it there: rank and number of the dispatch.
+
+        Raises:
+            DispatchError: no rank is active, or the room's rank is not, or the method needs a room and there is none.
+        """
+
+    def credit(self, rank: int, tokens: int) -> int:
+        """Book a request at a rank that somebody named, as if it had been chosen: number of the dispatch.
+
+        Raises:
+            DispatchError: there is no such rank, or it is not active.
+        """
+
+    def update(self, rank: int, last_dispatch: int, requests: int, tokens: int) -> bool:
+        """Take a rank's report; False if it is older than a known one, or speaks of dispatches that never were."""
+
+    def release(self, rank: int, dispatch: int) -> bool:
+        """Take back a dispatch that no report will show; False if one has."""
+
+    def reset(self, rank: int) -> None:
+        """Forget all that a rank was charged with."""
+
+    def set_active(self, rank: int, active: bool) -> None:
+        """Let a rank take requests, or not."""
+
+    @property
+    def active(self) -> list[bool]:
+        """Whether each rank takes requests."""
+
+    @property
+    def total_requests(self) -> list[int]:
+        """Requests of each rank."""
+
+    @property
+    def total_tokens(self) -> list[int]:
+        """Tokens of each rank."""
+
+@final
+class SocketMapping:
+    """Sends to HTTP workers; connects to one when the first message for it comes.
+
+    It connects nowhere but to sockets in the run directory, whose names follow from worker and epoch.
+    """
+
+    def __new__(cls, run_dir: str | os.PathLike[str], worker_epochs: list[int], epoch: int = 1) -> SocketMapping:
+        """A mapping of the life `epoch` of its process.
+
+        Args:
+            run_dir: folder of the sockets.
+            worker_epochs: present life of each worker, from 1.
+            epoch: life of the sender.
+        """
+
+    def send_output(self, rid: int, envelope: bytes, body: bytes) -> bool:
+        """Send a message to the worker that a request id leads back to. Never waits.
+
+        The envelope may be anybody's: sender, epochs and number are written anew.
+
+        Returns:
+            Whether it is on its way; if not, the worker reads too slowly or that life of it is over.
+
+        Raises:
+            MalformedError: the envelope is none.
+        """
+
+    def remove(self, worker: int) -> None:
+        """Close a worker's socket and send nothing to this life of it any more."""
+
+    def clear_all_sockets(self) -> None:
+        """Close every socket; the next message for a worker connects again."""
+
+    def __len__(self) -> int: ...
+    def counters(self) -> list[dict[str, int]]:
+        """For each worker: messages, bytes, lost, cuts, unroutable."""
+
+@final
+class ControlPlane:
+    """The threads of the control process: router, detokenizer shards and fan-out. They never take the GIL.
+
+    Methods may be called from any thread, and let others run while they wait. Times are in seconds.
+    """
+
+    def __new__(
+        cls,
+        *,
+        run_dir: str | os.PathLike[str],
+        epoch: int,
+        rank_epochs: list[int],
+        worker_epochs: list[int],
+        detokenizer_workers: int = 1,
+        load_balance_method: str = "auto",
+        tokenizer_file: str | os.PathLike[str] | None = None,
+        state_page: str | None = None,
+        rank_wait_timeout: float = 30.0,
+        max_queued_requests: int = 1024,
+    ) -> ControlPlane:
+        """A plane that does not run yet.
+
+        Args:
+            run_dir: folder of the sockets.
+            epoch: life of this control process, from 1.
+            rank_epochs, worker_epochs: present life of each rank and HTTP worker.
+            detokenizer_workers: detokenizer threads, 1 to 62.
+            load_balance_method: name of a `LoadBalanceMethod`.
+            tokenizer_file: `tokenizer.json`; without one, requests get ids only.
+            state_page: name of the state page, to be written.
+            rank_wait_timeout: how long a request waits while no rank is active.
+            max_queued_requests: most requests in flight beyond those that the active ranks run at once.
+
+        Raises:
+            SettingError: one of them is out of range.
+        """
+
+    def start(self) -> None:
+        """Bind the sockets and start the threads.
+
+        Raises:
+            PhaseError: it was started before.
+            ResourceError: a socket, the state page, the tokenizer or a thread can't be had.
+        """
+
+    def wait(self, timeout: float) -> str | None:
+        """Wait for something to go wrong for good; what it was, or None."""
+
+    def set_rank(self, rank: int, active: bool, reason: str = "", max_running: int = 0) -> None:
+        """Let a rank take requests, running at most `max_running` at once, or end what it has with `reason`.
+
+        It takes requests once it has greeted this process, too.
+        """
+
+    def worker_down(self, worker: int) -> None:
+        """End what a worker's process had: it is gone."""
+
+    def fail_all(self, message: str, timeout: float) -> int:
+        """End every request with an error and take no further one; how many there were.
+
+        Returns once their ends have been handed to the sockets, or when the time is over.
+
+        Raises:
+            SilentError: the router did not answer in time.
+        """
+
+    def drain(self, timeout: float) -> bool:
+        """Take no further request and wait until none is in flight; whether that came true."""
+
+    def stop(self, timeout: float) -> bool:
+        """End all threads; whether they have ended. Twice is no error."""
+
+    def state(self) -> str:
+        """What the control process holds, as JSON.
+
+        Raises:
+            SilentError: the router did not answer in time.
+        """
+
+    def next_log(self, timeout: float) -> tuple[int, str, str] | None:
+        """The next log line as level (as in `logging`), thread and text; None if none came in time."""
