@@ -504,28 +504,29 @@ def test_a_worker_that_does_not_read_is_cut_and_the_others_go_on(make):
     (rank,) = world.ranks
     rid, kept = slow.generate(), quick.generate()
     rank.take(), rank.take()
-    # Each socket holds some of it, then the pipe to the slow one is full.
+    # The sockets hold some of it; then the pipe to the slow one is full.
     piece, sent = "x" * 4000, 0
     while not world.state()["workers"][0]["cuts"]:
-        for _ in range(256):
-            rank.step({rid: piece, kept: "y"})
-            sent += 1
-            quick.rows()
+        for _ in range(1024):
+            rank.step({rid: piece})
+        rank.step({kept: "y"})
+        assert quick.rows() == [(kept, "y", None)]
+        sent += 1024
         assert sent < 50_000
     assert rank.expect(Kind.ABORT)[0].id == rid
     rank.step({rid: ""}, {rid: FinishReason("abort")})
     rank.finish(kept)
     quick.end(kept)
     world.assert_empty()
-    seen, gap = 1, False
-    while not gap:
-        seq = slow.receive()[0].seq
-        gap, seen = seq != seen + 1, seq
-        if seen % 64 == 0:
-            # Later frames get through again, and their numbers show what was lost.
+    # Later frames get through again, and their numbers show what was lost.
+    last = 1
+    while (seq := slow.receive()[0].seq) == last + 1:
+        last = seq
+        if last % 1024 == 0:
             fresh = slow.generate()
             rank.take()
             rank.finish(fresh)
+    assert seq > last + 1
     assert world.state()["workers"][0]["lost"] > 0
 
 
