@@ -7,8 +7,8 @@ from typing import Any
 import httpx
 import openai
 import pytest
-
 from servekit.tokenizer.encoding import unpack_ids
+
 from tests.api.fakes import FakeServer, events
 
 HI = [{"role": "user", "content": "hi"}]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import httpx
 import pytest
-
 from servekit.messages.batches import FinishReason
 from servekit.messages.envelope import FLAG_STREAM, Ext, decode_text_ext
 from servekit.tokenizer.encoding import pack_ids, unpack_ids
+
 from tests.api.fakes import FakeServer, events, says
 
 
@@ -79,7 +79,9 @@ def test_choices_of_a_group_are_prompt_by_prompt(server: FakeServer, http: httpx
     assert [choice["text"][0] for choice in answer["choices"]] == ["a", "a", "b", "b"]
     assert answer["usage"]["prompt_tokens"] == 2
     groups = [envelope.ext(Ext.GROUP) for envelope, _ in server.control.generated]
-    numbers = [[int.from_bytes(g[k : k + s], "little") for k, s in ((0, 8), (8, 4), (12, 4), (16, 8))] for g in groups if g]
+    numbers = [
+        [int.from_bytes(g[k : k + s], "little") for k, s in ((0, 8), (8, 4), (12, 4), (16, 8))] for g in groups if g
+    ]
     assert len({group for group, *_ in numbers}) == 1
     assert [rest for _, *rest in numbers] == [[0, 4, 0], [1, 4, 0], [2, 4, 1], [3, 4, 1]]
     seeds = [body.sampling_params.seed for _, body in server.control.generated]
@@ -153,7 +155,9 @@ def test_token_ids_when_asked(server: FakeServer, http: httpx.Client) -> None:
     assert chunks[0]["choices"][0]["prompt_token_ids"] == prompt_ids
 
 
-@pytest.mark.parametrize("named", [{"data_parallel_rank": 1}, {"headers": "1"}, {"data_parallel_rank": 1, "headers": "1"}])
+@pytest.mark.parametrize(
+    "named", [{"data_parallel_rank": 1}, {"headers": "1"}, {"data_parallel_rank": 1, "headers": "1"}]
+)
 def test_a_rank_can_be_named(own_server, named: dict[str, object]) -> None:
     server = own_server({"data_parallel_size": 2})
     headers = {"X-Data-Parallel-Rank": named.pop("headers")} if "headers" in named else {}

@@ -45,8 +45,10 @@ def nothing_is_left(server: FakeServer):
 @pytest.mark.parametrize(
     "body",
     [
-        b"", b"{", b"not json", b"[]", b'"text"', b"null", b"17", b'{"model": "tiny",}', b'{"model": "tiny", "temperature": NaN}',
-        b'{"model": "tiny", "prompt": "\xff"}', b'{"model": "tiny", "prompt": "\\ud800"}', b'{"prompt": ' + b"[" * 100_000,
+        b"", b"{", b"not json", b"[]", b'"text"', b"null", b"17", b'{"model": "tiny",}',
+        b'{"model": "tiny", "temperature": NaN}',
+        b'{"model": "tiny", "prompt": "\xff"}', b'{"model": "tiny", "prompt": "\\ud800"}',
+        b'{"prompt": ' + b"[" * 100_000,
         b'{"x": ' + b'{"x":' * 100_000, b"\xef\xbb\xbf{}",
     ],
     ids=lambda body: repr(body[:30]),
@@ -64,16 +66,21 @@ def test_numbers_beyond_all_range(http: httpx.Client) -> None:
 @pytest.mark.parametrize(
     ("field", "values"),
     [
-        ("temperature", [-0.1, "hot", [1]]), ("top_p", [-0.1, 0, 1.5, "x"]), ("top_k", [-7, 1.5, "x"]), ("min_p", [-1, 2]),
-        ("max_tokens", [-1, "ten", 1.5]), ("min_tokens", [-1]), ("n", [0, -1, 1.5, "many", 10**6]), ("seed", ["x", 1.5]),
+        ("temperature", [-0.1, "hot", [1]]), ("top_p", [-0.1, 0, 1.5, "x"]), ("top_k", [-7, 1.5, "x"]),
+        ("min_p", [-1, 2]),
+        ("max_tokens", [-1, "ten", 1.5]), ("min_tokens", [-1]), ("n", [0, -1, 1.5, "many", 10**6]),
+        ("seed", ["x", 1.5]),
         ("stop", [5, [1], ["x"] * 1000]), ("stream", ["maybe", 1]), ("stream_options", ["x", {"include_usage": True}]),
-        ("stop_token_ids", [[-1], ["x"], [2**40]]), ("frequency_penalty", [2.5, -2.5, "big", 9]), ("presence_penalty", [2.5, -3]),
+        ("stop_token_ids", [[-1], ["x"], [2**40]]), ("frequency_penalty", [2.5, -2.5, "big", 9]),
+        ("presence_penalty", [2.5, -3]),
         ("logit_bias", ["x", {"1": "x"}, {"99999999": 1}]), ("data_parallel_rank", [-1, 99, "x", 1.5]),
         ("bootstrap_room", [-1, "x", 1.5, 2**64]), ("bootstrap_port", [0, 70000]), ("response_format", [{}, "json", 5]),
         ("min_tokens", [10**9]), ("model", [5]),
     ],
 )  # fmt: skip
-def test_wrong_values_name_their_field(server: FakeServer, http: httpx.Client, field: str, values: list[object]) -> None:
+def test_wrong_values_name_their_field(
+    server: FakeServer, http: httpx.Client, field: str, values: list[object]
+) -> None:
     for value in values:
         for ask in (chat, complete):
             assert error_of(ask(http, **{field: value}))["param"].startswith(field), value
@@ -83,12 +90,15 @@ def test_wrong_values_name_their_field(server: FakeServer, http: httpx.Client, f
 @pytest.mark.parametrize(
     ("field", "value", "neutral"),
     [
-        ("logit_bias", {"5": 1}, {}), ("presence_penalty", 0.5, 0), ("frequency_penalty", -1, 0), ("repetition_penalty", 1.1, 1),
-        ("regex", "a", None), ("ebnf", "a", None), ("grammar", "a", None), ("json_schema", "{", None), ("guided_json", {}, None),
+        ("logit_bias", {"5": 1}, {}), ("presence_penalty", 0.5, 0), ("frequency_penalty", -1, 0),
+        ("repetition_penalty", 1.1, 1),
+        ("regex", "a", None), ("ebnf", "a", None), ("grammar", "a", None), ("json_schema", "{", None),
+        ("guided_json", {}, None),
         ("guided_regex", "(", None), ("guided_grammar", "a", None), ("guided_choice", ["a"], None),
         ("structured_outputs", {"regex": "a"}, None), ("response_format", {"type": "json_object"}, {"type": "text"}),
         ("response_format", {"type": "json_schema", "json_schema": {}}, None), ("prompt_logprobs", 1, None),
-        ("use_beam_search", True, False), ("bad_words", ["x"], []), ("allowed_token_ids", [1], None), ("top_logprobs", 2, 0),
+        ("use_beam_search", True, False), ("bad_words", ["x"], []), ("allowed_token_ids", [1], None),
+        ("top_logprobs", 2, 0),
     ],
 )  # fmt: skip
 def test_what_is_not_built_is_refused_by_name(
@@ -104,7 +114,12 @@ def test_what_is_not_built_is_refused_by_name(
 
 
 def test_what_one_route_does_not_build(http: httpx.Client) -> None:
-    for body in ({"logprobs": True}, {"tool_choice": "required"}, {"tool_choice": {"type": "function"}}, {"functions": [{}]}):
+    for body in (
+        {"logprobs": True},
+        {"tool_choice": "required"},
+        {"tool_choice": {"type": "function"}},
+        {"functions": [{}]},
+    ):
         assert error_of(chat(http, **body))["param"] == next(iter(body))
     for body in ({"logprobs": 0}, {"suffix": "x"}, {"best_of": 2}, {"n": 2, "best_of": 1}, {"logprobs": -1}):
         assert error_of(complete(http, **body))["param"] in body
@@ -117,7 +132,8 @@ def test_what_one_route_does_not_build(http: httpx.Client) -> None:
     [
         None, [], "hello", [123], [{}], [{"role": 5, "content": "x"}], [{"role": "user", "content": 5}], [*HI, {}],
         [{"role": "bot", "content": "x"}], [{"role": "user"}], [{"role": "user", "content": None}], {"role": "user"},
-        [{"role": "user", "content": [{"type": "text"}]}], [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}],
+        [{"role": "user", "content": [{"type": "text"}]}],
+        [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}],
         [{"role": "user", "content": ["x"]}], [{"role": "assistant", "tool_calls": [{"function": {}}]}],
     ],
 )  # fmt: skip
@@ -128,14 +144,17 @@ def test_malformed_messages(http: httpx.Client, messages: object) -> None:
 @pytest.mark.parametrize(
     "tools",
     ["x", [1], [{}], [{"type": "function"}], [{"type": "function", "function": {"parameters": {}}}],
-     [{"type": "function", "function": {"name": "a", "parameters": "x"}}], [{"type": "function", "function": {"name": ""}}],
+     [{"type": "function", "function": {"name": "a", "parameters": "x"}}],
+     [{"type": "function", "function": {"name": ""}}],
      [{"type": "function", "function": {"name": 5}}]],
 )  # fmt: skip
 def test_malformed_tools(http: httpx.Client, tools: object) -> None:
     assert error_of(chat(http, tools=tools))["param"].startswith("tools")
 
 
-@pytest.mark.parametrize("prompt", [None, [], [[]], "", 5, {"a": 1}, ["a", 1], [1, [2]], [-1], [10**6], [[1], [10**6]], [1.5]])
+@pytest.mark.parametrize(
+    "prompt", [None, [], [[]], "", 5, {"a": 1}, ["a", 1], [1, [2]], [-1], [10**6], [[1], [10**6]], [1.5]]
+)
 def test_malformed_prompts(http: httpx.Client, prompt: object) -> None:
     assert error_of(complete(http, prompt=prompt))["param"].startswith("prompt")
 
@@ -176,7 +195,9 @@ def test_the_context_error_says_how_many_came_and_how_many_fit(http: httpx.Clien
     assert complete(http, prompt="x" * 999).status_code == 200
 
 
-@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", "junk"])
+@pytest.mark.parametrize(
+    "kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", "junk"]
+)
 def test_other_content_types(http: httpx.Client, kind: str) -> None:
     body = json.dumps({"model": "tiny", "messages": HI})
     error_of(http.post(CHAT, content=body, headers={"content-type": kind}), 415)
@@ -190,7 +211,10 @@ def test_large_bodies(own_server) -> None:
         body = json.dumps({"model": "tiny", "prompt": "hi", "user": "x" * 3000}).encode()
         error_of(http.post(COMPLETIONS, content=body, headers=JSON), 413)
         error_of(http.post(COMPLETIONS, content=iter([body[:1500], body[1500:]]), headers=JSON), 413)
-        assert http.post(COMPLETIONS, content=json.dumps({"model": "tiny", "prompt": "hi"}), headers=JSON).status_code == 200
+        assert (
+            http.post(COMPLETIONS, content=json.dumps({"model": "tiny", "prompt": "hi"}), headers=JSON).status_code
+            == 200
+        )
 
 
 def test_errors_leave_the_connection_usable(server: FakeServer, http: httpx.Client) -> None:
@@ -213,7 +237,12 @@ def test_what_is_no_http_gets_an_error_too(server: FakeServer) -> None:
 def test_operators_routes_want_the_key(own_server) -> None:
     server = own_server({"admin_api_key": "sesame"})
     url = server.url + "/debug/state"
-    for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": "sesame"}, {"authorization": "Bearer sésame".encode()}):
+    for headers in (
+        {},
+        {"authorization": "Bearer wrong"},
+        {"authorization": "sesame"},
+        {"authorization": "Bearer sésame".encode()},
+    ):
         error_of(httpx.get(url, headers=headers), 401)
     assert httpx.get(url, headers={"authorization": "Bearer sesame"}).status_code == 200
     assert "sesame" not in httpx.get(server.url + "/server_info").text

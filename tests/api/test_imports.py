@@ -5,6 +5,9 @@ from __future__ import annotations
 import subprocess
 import sys
 
+from servekit import _core
+from tests.api.fakes import FakePage
+
 PROGRAM = """
 import sys, tempfile
 from pathlib import Path
@@ -24,6 +27,14 @@ print(next(line.split()[1] for line in open("/proc/self/smaps_rollup") if line.s
 
 def test_a_worker_is_small_and_loads_nothing_of_the_model() -> None:
     command = [sys.executable, "-W", "ignore", "-c", PROGRAM]
-    loaded, pss_kib = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout.split("\n")[:2]
+    loaded, pss_kib = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout.split(
+        "\n"
+    )[:2]
     assert loaded == ""
     assert int(pss_kib) < 90 * 1024, "with the demo model's tokenizer a worker must stay within 100 MiB"
+
+
+def test_the_fake_state_page_has_only_what_the_real_one_has() -> None:
+    real = set(dir(_core.StatePage))
+    fake = {name for name in dir(FakePage) if not name.startswith("_")} | {"phase", "ready_once"}
+    assert fake <= real

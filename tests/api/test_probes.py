@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import httpx
 import pytest
+from servekit.http.routes.debug import _is_loopback
 
 from tests.api.fakes import FakeServer, says_nothing, until
 
@@ -75,6 +76,15 @@ def test_debug_state_names_who_did_not_answer(server: FakeServer, http: httpx.Cl
     assert state["state_page"]["phase"] == 1
 
 
+@pytest.mark.parametrize(
+    ("host", "taken"),
+    [("127.0.0.1", True), ("127.9.9.9", True), ("::1", True), ("::ffff:127.0.0.1", True), ("10.0.0.1", False),
+     ("::ffff:10.0.0.1", False), ("2001:db8::1", False), ("", False), ("localhost.example", False)],
+)  # fmt: skip
+def test_operators_routes_are_for_loopback(host: str, taken: bool) -> None:
+    assert _is_loopback(host) is taken
+
+
 def test_debug_state_without_control(server: FakeServer, http: httpx.Client) -> None:
     states, server.control.states = server.control.states, {}
     try:
@@ -108,7 +118,8 @@ def test_tokenize_and_back(http: httpx.Client) -> None:
 @pytest.mark.parametrize(
     ("path", "body"),
     [
-        ("/tokenize", {}), ("/tokenize", {"prompt": 5}), ("/tokenize", {"prompt": "x", "messages": []}), ("/detokenize", {}),
+        ("/tokenize", {}), ("/tokenize", {"prompt": 5}), ("/tokenize", {"prompt": "x", "messages": []}),
+        ("/detokenize", {}),
         ("/detokenize", {"tokens": "x"}), ("/detokenize", {"tokens": [1.5]}), ("/detokenize", {"tokens": None}),
         ("/detokenize", {"tokens": [10**6]}),
     ],

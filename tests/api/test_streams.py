@@ -10,10 +10,10 @@ from typing import Any
 
 import httpx
 import pytest
-
 from servekit.messages.batches import BatchStrOutput, FinishReason
 from servekit.messages.envelope import Envelope, Kind
 from servekit.messages.requests import TokenizedGenerateReqInput
+
 from tests.api.fakes import FakeServer, events, says_nothing, until
 
 BODY = {"model": "tiny", "prompt": "hi", "max_tokens": 500}
@@ -90,6 +90,7 @@ def test_a_client_that_leaves_aborts_its_request(server: FakeServer, stream: boo
         if stream:
             request.read(b"one")
     assert until(lambda: len(server.control.aborted) == n)
+    assert server.page.counters["aborted"] == n
     assert sorted(server.control.aborted) == sorted(envelope.id for envelope, _ in server.control.generated)
 
 
@@ -100,7 +101,9 @@ def test_a_client_that_leaves_before_the_first_token(server: FakeServer) -> None
     assert until(lambda: server.control.aborted)
 
 
-def test_a_client_that_leaves_while_its_prompt_is_tokenized(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_leaves_while_its_prompt_is_tokenized(
+    server: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     encoder = server.worker.manager.encoder
     begun = []
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-
 from servekit.tokenizer.chat_template import ChatTemplate, ChatTemplateError
 from servekit.tokenizer.refusal import Refusal
 
@@ -14,7 +13,9 @@ LOOP = "{% for m in messages %}[{{ m.role }}:{{ m.content }}]{% endfor %}"
 
 
 def test_blocks_take_their_line_ends_along() -> None:
-    source = "{% for m in messages %}\n    {% if m.role == 'user' %}\nU: {{ m.content }}\n    {% endif %}\n{% endfor %}\n"
+    source = (
+        "{% for m in messages %}\n    {% if m.role == 'user' %}\nU: {{ m.content }}\n    {% endif %}\n{% endfor %}\n"
+    )
     assert ChatTemplate(source).render(HI) == "U: hi\n"
 
 
@@ -41,7 +42,9 @@ def test_developers_are_systems_where_the_template_knows_none() -> None:
 
 
 def test_calls_come_with_their_arguments_as_objects() -> None:
-    source = "{% for m in messages %}{% for c in m.tool_calls %}{{ c.function.arguments | tojson }}{% endfor %}{% endfor %}"
+    source = (
+        "{% for m in messages %}{% for c in m.tool_calls %}{{ c.function.arguments | tojson }}{% endfor %}{% endfor %}"
+    )
     template = ChatTemplate(source)
 
     def rendered(arguments: str) -> str:
@@ -76,8 +79,10 @@ def test_variables_of_the_request_replace_none_of_ours() -> None:
 
 def test_what_templates_in_the_wild_use() -> None:
     source = (
-        "{% generation %}a{% endgeneration %}{% for i in range(3) %}{% if i == 1 %}{% break %}{% endif %}{{ i }}{% endfor %}"
-        "{% set ns = namespace(x=1) %}{% set ns.x = 2 %}{{ ns.x }}{{ strftime_now('%Y') | length }}{{ {'a': 'é'} | tojson }}"
+        "{% generation %}a{% endgeneration %}{% for i in range(3) %}{% if i == 1 %}{% break %}"
+        "{% endif %}{{ i }}{% endfor %}"
+        "{% set ns = namespace(x=1) %}"
+        "{% set ns.x = 2 %}{{ ns.x }}{{ strftime_now('%Y') | length }}{{ {'a': 'é'} | tojson }}"
     )
     assert ChatTemplate(source).render(HI) == 'a024{"a": "é"}'
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import msgspec
 import pytest
+from servekit.tokenizer.encoding import LONG_TEXT, TextEncoder, pack_ids, unpack_ids
 from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 
-from servekit.tokenizer.encoding import LONG_TEXT, TextEncoder, pack_ids, unpack_ids
 from tests.api.fakes import BOS, make_config
 
 BOS_ID = 256
@@ -29,7 +29,8 @@ def encoder(folder: Path, *, own_bos: bool = False, **model: Any) -> TextEncoder
 
 
 @pytest.mark.parametrize(
-    ("setting", "added"), [({}, False), ({"add_bos": True}, True), ({"own_bos": True}, True), ({"own_bos": True, "add_bos": True}, True)]
+    ("setting", "added"),
+    [({}, False), ({"add_bos": True}, True), ({"own_bos": True}, True), ({"own_bos": True, "add_bos": True}, True)],
 )
 def test_the_first_token_comes_once(tmp_path: Path, setting: dict[str, bool], added: bool) -> None:
     made = encoder(tmp_path, **setting)

@@ -10,7 +10,6 @@ from pathlib import Path
 import msgspec
 import pytest
 import zmq
-
 from servekit.messages.envelope import Envelope, Ext, Kind, decode_envelope, encode_envelope
 from servekit.transport import sender as sender_module
 from servekit.transport.dispatcher import TypeBasedDispatcher
@@ -143,7 +142,8 @@ def test_a_link_without_hello_is_counted(context: zmq.Context, tmp_path: Path) -
 def test_garbage_and_faults_are_counted(context: zmq.Context, tmp_path: Path) -> None:
     received = Received(context, tmp_path)
     received.take(
-        [b"x"], [b"", b""], [b"y" * 40, b"z"], Envelope(Kind.PAUSE), Envelope(Kind.CONTINUE), Envelope(Kind.CONTINUE), abort(4),
+        [b"x"], [b"", b""], [b"y" * 40, b"z"], Envelope(Kind.PAUSE), Envelope(Kind.CONTINUE),
+        Envelope(Kind.CONTINUE), abort(4),
         until=lambda: bool(received.ids),
     )  # fmt: skip
     assert received.ids == [4]

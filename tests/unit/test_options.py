@@ -7,7 +7,6 @@ from typing import Any
 
 import msgspec
 import pytest
-
 from servekit.tokenizer import options as opt
 from servekit.tokenizer.refusal import Refusal
 
@@ -92,7 +91,8 @@ def test_named_ranks(field: int | None, headers: list[str], rank: int) -> None:
 
 @pytest.mark.parametrize(
     ("field", "headers"),
-    [(2, []), (None, ["2"]), (0, ["1"]), (None, ["0", "1"]), (None, [""]), (None, ["x"]), (None, ["-1"]), (None, ["1.0"]),
+    [(2, []), (None, ["2"]), (0, ["1"]), (None, ["0", "1"]), (None, [""]), (None, ["x"]), (None, ["-1"]),
+     (None, ["1.0"]),
      (None, ["٣"]), (None, ["9" * 30]), (10**30, [])],
 )  # fmt: skip
 def test_badly_named_ranks(field: int | None, headers: list[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import socket
 import time
@@ -86,6 +87,9 @@ class TokenizerWorker:
             self._context.term()
 
     def _started(self) -> None:
+        # What was loaded stays: no later collection has to look through it.
+        gc.collect()
+        gc.freeze()
         self._ctx.ready({"seconds": round(time.monotonic() - self._began, 3)})
 
     def _obey(self) -> None:
@@ -129,6 +133,7 @@ def run(ctx: ChildContext) -> None:
     """
     for name in ("uvicorn", "uvicorn.error", "asyncio"):
         logging.getLogger(name).setLevel(logging.WARNING)
+    logging.getLogger("uvicorn.access").setLevel(logging.INFO)
     assert ctx.listener is not None
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         try:

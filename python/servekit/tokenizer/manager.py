@@ -8,7 +8,7 @@ import logging
 import random
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -26,12 +26,16 @@ from servekit.messages.envelope import (
     text_ext,
 )
 from servekit.messages.requests import AbortReq, ControlReply, GetStateReq, TokenizedGenerateReqInput
+from servekit.runtime.phase import Phase
 from servekit.tokenizer import options as opt
 from servekit.tokenizer.encoding import TextEncoder, pack_ids
 from servekit.tokenizer.refusal import Refusal
 from servekit.tokenizer.state import Choice, Job, Prompt
 from servekit.transport.dispatcher import TypeBasedDispatcher
 from servekit.transport.sender import LinkFull, SenderWrapper
+
+if TYPE_CHECKING:
+    from servekit._core import StatePage
 
 log = logging.getLogger(__name__)
 
@@ -40,20 +44,6 @@ CONTROL_SILENCE_S = 5.0
 RETRY_AFTER_S = 1
 MAX_CHOICES = 1024
 """Most prompts times choices in one request."""
-
-
-class StatePage(Protocol):
-    """What a worker uses of the state page (`servekit._core.StatePage`)."""
-
-    phase: int
-    ready_once: bool
-
-    def reserve(self, index: int, requests: int, tokens: int, max_requests: int) -> bool: ...
-    def release(self, index: int, requests: int, tokens: int) -> None: ...
-    def worker_add(self, index: int, field: str, delta: int) -> None: ...
-    def control_age(self) -> float: ...
-    def active_ranks(self) -> list[bool]: ...
-    def snapshot(self) -> dict[str, Any]: ...
 
 
 class TokenizerManager:
@@ -107,8 +97,8 @@ class TokenizerManager:
         if self._stopped is not None:
             return self._stopped.message
         phase = self.page.phase
-        if phase != 1:
-            return {0: "the server is starting"}.get(phase, "the server is shutting down")
+        if phase != Phase.READY:
+            return "the server is starting" if phase == Phase.STARTING else "the server is shutting down"
         if self.page.control_age() > CONTROL_SILENCE_S:
             return "the control process is not heard"
         return None
@@ -146,9 +136,11 @@ class TokenizerManager:
             return
         job.closed = True
         self._jobs.discard(job)
-        for choice in job.choices:
-            if self._live.pop(choice.rid, None) is not None:
-                self._abort(choice.rid)
+        live = [choice.rid for choice in job.choices if self._live.pop(choice.rid, None) is not None]
+        for rid in live:
+            self._abort(rid)
+        if job.gone:
+            self.page.worker_add(self.worker, "aborted", len(live))
         self.page.release(self.worker, job.reserved_requests, job.reserved_tokens)
         self.page.worker_add(self.worker, "generation_tokens", sum(c.completion_tokens for c in job.choices))
 
@@ -236,7 +228,6 @@ class TokenizerManager:
         return exts
 
     def _abort(self, rid: int) -> None:
-        self.page.worker_add(self.worker, "aborted", 1)
         try:
             self._sender.send(Envelope(Kind.ABORT, rid), AbortReq(rid))
         except LinkFull as error:

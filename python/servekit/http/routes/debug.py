@@ -34,9 +34,12 @@ def check_operator(request: Request, admin_key: str | None) -> None:
 
 def _is_loopback(host: str) -> bool:
     try:
-        return ipaddress.ip_address(host).is_loopback
+        address = ipaddress.ip_address(host)
     except ValueError:
         return False
+    # On a socket for both families, IPv4 clients come as mapped addresses.
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return (mapped or address).is_loopback
 
 
 @router.get("/debug/state")
