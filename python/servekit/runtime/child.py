@@ -39,6 +39,7 @@ class Boot(msgspec.Struct, frozen=True):
         config: name of the segment with `Config`.
         run_dir: folder that control removes when main has died.
         channel, death_pipe: descriptors of the line to main and of the read end of the death pipe.
+        log_level, log_format: as in `ServerArgs`, known before the configuration is.
         listener: descriptor of an HTTP worker's listening socket, -1 for other roles.
     """
 
@@ -48,6 +49,8 @@ class Boot(msgspec.Struct, frozen=True):
     run_dir: str
     channel: int
     death_pipe: int
+    log_level: str
+    log_format: str
     listener: int = -1
 
 
@@ -147,12 +150,12 @@ def main() -> NoReturn:
     setproctitle(title_of(role, index))
     _follow_parent(role, boot)
     faulthandler.enable()
+    logs.configure(title_of(role, index), boot.epoch, boot.log_level, boot.log_format)
     status = 1
     try:
-        config = read_from_shared_memory(boot.config, Config)
-        args = config.server_args
-        logs.configure(title_of(role, index), boot.epoch, args.log_level, args.log_format)
-        _entry(role)(ChildContext(role, index, boot, config, channel))
+        run = _entry(role)
+        _wait_for_begin(channel)
+        run(ChildContext(role, index, boot, read_from_shared_memory(boot.config, Config), channel))
         status = 0
     except SystemExit as error:
         status = error.code if isinstance(error.code, int) else 1
@@ -192,6 +195,21 @@ def _entry(role: str) -> Callable[[ChildContext], None]:
     else:
         raise ValueError(f"unknown role {role!r}")
     return run
+
+
+def _wait_for_begin(channel: Channel) -> None:
+    """Wait until main has written the configuration.
+
+    Raises:
+        SystemExit: main ends before it comes to that.
+    """
+    while not channel.closed:
+        commands = [message.get("command") for message in channel.receive(wait=True)]
+        if "stop" in commands:
+            break
+        if "begin" in commands:
+            return
+    raise SystemExit(0)
 
 
 if __name__ == "__main__":

@@ -33,6 +33,7 @@ from servekit.runtime.watch import Ended, Message, Signal, Stopped, Watch
 
 logger = logging.getLogger("servekit.runtime")
 
+FIRST_EPOCH = 1
 START_FAILED = 1
 INTERRUPTED = 130
 
@@ -49,7 +50,7 @@ class Server:
     """
 
     def __init__(self, args: ServerArgs, stack: contextlib.ExitStack) -> None:
-        """Make everything but the children.
+        """Take the port and make the run directory; no child runs yet.
 
         Args:
             args: validated flags.
@@ -58,47 +59,41 @@ class Server:
         self.args = args
         self.children: list[Child] = []
         self._stack = stack
-        pid = os.getpid()
+        self._pid = os.getpid()
         self.watch = Watch()
         stack.callback(self.watch.close)
         self.listeners = listen(args.host, args.port, args.tokenizer_workers)
         stack.callback(self._close_listeners)
+        self._port: int = self.listeners[0].getsockname()[1]
         sweep_segments()
         self.run_dir: RunDir = create_run_dir()
         stack.callback(self.run_dir.remove)
-        self.config = self._make_config(pid)
-        fd = write_to_shared_memory(self.config, segment_name(pid, "config"))
-        stack.callback(os.close, fd)
-        stack.callback(unlink_segment, segment_name(pid, "config"))
-        ports = self.config.port_args
-        self.state_page = _core.StatePage.create(ports.state_page, args.tokenizer_workers, args.data_parallel_size)
-        stack.callback(unlink_segment, ports.state_page)
         self.death_pipe = DeathPipe()
         stack.callback(self.death_pipe.close)
-        stack.callback(self._kill_children)
 
-    def _make_config(self, pid: int) -> Config:
+    def _make_config(self) -> Config:
         from servekit.config.model_source import resolve_model
 
-        args = self.args
+        args, pid = self.args, self._pid
         with self.watch.interruptible():
             model = resolve_model(args, self.run_dir.path)
         ports = PortArgs(
             run_dir=str(self.run_dir.path),
             main_pid=pid,
             host=args.host,
-            port=self.listeners[0].getsockname()[1],
+            port=self._port,
             state_page=segment_name(pid, "state"),
             info=segment_name(pid, "info"),
-            control_epoch=1,
-            worker_epochs=[1] * args.tokenizer_workers,
-            rank_epochs=[1] * args.data_parallel_size,
+            control_epoch=FIRST_EPOCH,
+            worker_epochs=[FIRST_EPOCH] * args.tokenizer_workers,
+            rank_epochs=[FIRST_EPOCH] * args.data_parallel_size,
             tokenizer_file=model.tokenizer_file,
         )
         return Config(args, ports, model)
 
     def start_children(self) -> None:
-        """Start every child at once; none waits for another."""
+        """Start every child at once. They load their modules while main looks for the model."""
+        self._stack.callback(self._kill_children)
         self._start(CONTROL, 0)
         for rank in range(self.args.data_parallel_size):
             self._start(SCHEDULER, rank)
@@ -108,26 +103,41 @@ class Server:
         self._close_listeners()
 
     def _start(self, role: str, index: int) -> None:
-        ports = self.config.port_args
-        epochs = {CONTROL: [ports.control_epoch], HTTP: ports.worker_epochs, SCHEDULER: ports.rank_epochs}[role]
         boot = Boot(
-            main_pid=ports.main_pid,
-            epoch=epochs[index],
-            config=segment_name(ports.main_pid, "config"),
-            run_dir=ports.run_dir,
+            main_pid=self._pid,
+            epoch=FIRST_EPOCH,
+            config=segment_name(self._pid, "config"),
+            run_dir=str(self.run_dir.path),
             channel=-1,
             death_pipe=self.death_pipe.read_end,
+            log_level=self.args.log_level,
+            log_format=self.args.log_format,
         )
         child = Child(role, index, boot, self.listeners[index] if role == HTTP else None)
         self.children.append(child)
         self.watch.add(child)
-        self.state_page.set_process(role, index, child.epoch, child.pid)
+
+    def hand_over(self) -> None:
+        """Find the model, write what the children must know to shared memory, and tell them to begin."""
+        self.config = self._make_config()
+        name = segment_name(self._pid, "config")
+        # Undone last of the segments: it tells a later start whose the others are.
+        self._stack.callback(unlink_segment, name)
+        self._stack.callback(os.close, write_to_shared_memory(self.config, name))
+        ports, args = self.config.port_args, self.args
+        self.state_page = _core.StatePage.create(ports.state_page, args.tokenizer_workers, args.data_parallel_size)
+        self._stack.callback(unlink_segment, ports.state_page)
+        # Children must be dead before what they write to goes.
+        self._stack.callback(self._kill_children)
+        for child in self.children:
+            self.state_page.set_process(child.role, child.index, child.epoch, child.pid)
+            child.last_news = time.monotonic()
+            child.command("begin")
 
     def publish(self, info: SchedulerInfo) -> None:
         """Write what the ranks told to the second segment, where the workers find it."""
         name = self.config.port_args.info
-        fd = write_to_shared_memory(info, name)
-        self._stack.callback(os.close, fd)
+        os.close(write_to_shared_memory(info, name))
         self._stack.callback(unlink_segment, name)
 
     def of(self, role: str) -> Iterator[Child]:
@@ -170,6 +180,7 @@ def serve(args: ServerArgs) -> int:
         with contextlib.ExitStack() as stack:
             server = Server(args, stack)
             server.start_children()
+            server.hand_over()
             stopped = start(server)
             if stopped is not None:
                 return _status_of(stopped)
