@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 from servekit import _core
+
 from tests.api.fakes import FakePage
 
 PROGRAM = """

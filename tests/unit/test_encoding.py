@@ -10,10 +10,11 @@ from typing import Any
 import msgspec
 import pytest
 from servekit.tokenizer.encoding import LONG_TEXT, TextEncoder, pack_ids, unpack_ids
+from servekit.tokenizer.refusal import Refusal
 from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 
-from tests.api.fakes import BOS, make_config
+from tests.api.fakes import BOS, CONTEXT, make_config
 
 BOS_ID = 256
 
@@ -59,6 +60,18 @@ def test_long_texts_leave_the_loop_alone(tmp_path: Path) -> None:
     assert asyncio.run(run(LONG_TEXT)) is threading.main_thread()
     assert asyncio.run(run(LONG_TEXT + 1)) is not threading.main_thread()
     made.close()
+
+
+def test_what_can_not_fit_is_refused_without_counting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = encoder(tmp_path)
+    # The longest token, <|im_start|>, has 12 characters.
+    assert len(made.encode_prompt("<|im_start|>" * CONTEXT)) == CONTEXT
+    monkeypatch.setattr(made, "_tokenizer", None)
+    for encode in (made.encode_prompt, made.encode_rendered):
+        with pytest.raises(Refusal) as caught:
+            encode("x" * (24 * CONTEXT))
+        assert caught.value.code == "context_length_exceeded"
+        assert f"at least {2 * CONTEXT}" in caught.value.message
 
 
 def test_ids_travel_as_little_endian_words() -> None:

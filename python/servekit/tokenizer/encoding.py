@@ -11,6 +11,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from servekit.config.model_info import ModelInfo
+from servekit.tokenizer.refusal import too_long
 
 LONG_TEXT = 20_000
 """Texts of more characters are tokenized off the event loop: about 5 ms of work."""
@@ -34,17 +35,28 @@ class TextEncoder:
         self._bos_id = model_info.bos_id
         own = self._tokenizer.encode("a", add_special_tokens=True).ids
         self._adds_bos = self._bos_id is not None and (model_info.add_bos or own[:1] == [self._bos_id])
+        longest = max(len(self._tokenizer.id_to_token(i) or "") for i in range(self._tokenizer.get_vocab_size()))
+        self._max_model_len = model_info.max_model_len
+        self._max_characters = model_info.max_model_len * longest
         threads = max(1, min(4, len(os.sched_getaffinity(0))))
         self._executor = ThreadPoolExecutor(threads, thread_name_prefix="tokenize")
 
     def encode_prompt(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Ids of a raw prompt, with the special tokens that the model wants around it unless told otherwise."""
-        ids = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+        """Ids of a raw prompt, with the special tokens that the model wants around it unless told otherwise.
+
+        Raises:
+            Refusal: the text is longer than any that fits the context.
+        """
+        ids = self._encode(text, add_special_tokens)
         return self._with_bos(ids) if add_special_tokens else ids
 
     def encode_rendered(self, text: str) -> list[int]:
-        """Ids of what a chat template rendered: the first token is added only if the template left it out."""
-        return self._with_bos(self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids)
+        """Ids of what a chat template rendered: the first token is added only if the template left it out.
+
+        Raises:
+            Refusal: as for `encode_prompt`.
+        """
+        return self._with_bos(self._encode(text, False))
 
     def decode(self, ids: list[int], skip_special_tokens: bool = False) -> str:
         """Text of ids; unknown ids are nothing."""
@@ -59,6 +71,13 @@ class TextEncoder:
     def close(self) -> None:
         """Stop the threads; what still runs in them is not waited for."""
         self._executor.shutdown(wait=False, cancel_futures=True)
+
+    def _encode(self, text: str, special: bool) -> list[int]:
+        # A megabyte of text costs the tokenizer seconds and 150 MB, so what can't fit is not tokenized to be counted.
+        if len(text) > self._max_characters:
+            raise too_long(self._max_model_len, f"at least {len(text) * self._max_model_len // self._max_characters}")
+        ids: list[int] = self._tokenizer.encode_batch_fast([text], add_special_tokens=special)[0].ids
+        return ids
 
     def _with_bos(self, ids: list[int]) -> list[int]:
         if self._adds_bos and self._bos_id is not None and ids[:1] != [self._bos_id]:

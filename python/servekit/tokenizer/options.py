@@ -14,7 +14,7 @@ from msgspec import Meta
 
 from servekit.messages.envelope import TextOptions
 from servekit.messages.requests import SamplingParams
-from servekit.tokenizer.refusal import Refusal
+from servekit.tokenizer.refusal import Refusal, too_long
 
 MAX_N = 128
 MAX_STOPS = 128
@@ -242,12 +242,7 @@ def token_limit(wanted: int | None, prompt_tokens: int, max_model_len: int) -> i
     """
     room = max_model_len - prompt_tokens
     if room < 1:
-        raise Refusal(
-            400,
-            f"the context of this model is {max_model_len} tokens, of which a prompt may fill {max_model_len - 1}: "
-            f"this one has {prompt_tokens}",
-            code="context_length_exceeded",
-        )
+        raise too_long(max_model_len, str(prompt_tokens))
     return room if wanted is None else min(wanted, room)
 
 
