@@ -135,19 +135,20 @@ class FakeContext:
 Script = Callable[["FakeControl", Envelope, TokenizedGenerateReqInput], None]
 
 
-def says(*pieces: str, finish: str = "stop", matched: Any = None) -> Script:
-    """A rank that says these pieces, one token each, as far as `max_new_tokens` allows."""
+def says(*pieces: str, pause: float = 0) -> Script:
+    """A rank that says these pieces, one token each, as far as `max_new_tokens` allows, `pause` seconds apart."""
 
     def script(control: FakeControl, envelope: Envelope, body: TokenizedGenerateReqInput) -> None:
         limit = body.sampling_params.max_new_tokens
         said = pieces[:limit]
-        end = FinishReason("length") if len(said) < len(pieces) else FinishReason(finish, matched)
+        end = FinishReason("length") if len(said) < len(pieces) else FinishReason("stop")
         if not envelope.flags & FLAG_STREAM:
             control.row(envelope.id, "".join(said), end, prompt=envelope.tokens, done=len(said))
             return
         for i, piece in enumerate(said):
             last = i == len(said) - 1
             control.row(envelope.id, piece, end if last else None, prompt=envelope.tokens, done=i + 1)
+            time.sleep(pause)
 
     return script
 

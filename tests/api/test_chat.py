@@ -9,7 +9,7 @@ import openai
 import pytest
 from servekit.tokenizer.encoding import unpack_ids
 
-from tests.api.fakes import FakeServer, events
+from tests.api.fakes import FakeServer, events, says
 
 HI = [{"role": "user", "content": "hi"}]
 TOOL = {"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object"}}}
@@ -87,19 +87,22 @@ def test_tools_are_taken(http: httpx.Client) -> None:
         assert chat(http, tools=[TOOL], tool_choice=choice, parallel_tool_calls=False).status_code == 200
 
 
-def test_deltas(http: httpx.Client) -> None:
+def test_deltas(server: FakeServer, http: httpx.Client) -> None:
+    server.control.script = says("Hello", " world", "!", pause=0.02)
     *chunks, done = events(chat(http, stream=True).content)
     assert done == "[DONE]"
     deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
     assert deltas[0] == {"role": "assistant", "content": ""}
     assert not any("role" in delta for delta in deltas[1:])
+    assert [delta["content"] for delta in deltas[1:-1]] == ["Hello", " world", "!"]
     assert deltas[-1] == {}
     assert "".join(delta.get("content", "") for delta in deltas) == "Hello world!"
     assert [chunk["choices"][0]["finish_reason"] for chunk in chunks] == [None] * (len(chunks) - 1) + ["stop"]
     assert {chunk["object"] for chunk in chunks} == {"chat.completion.chunk"}
 
 
-def test_each_of_n_choices_has_its_own_role_and_end(http: httpx.Client) -> None:
+def test_each_of_n_choices_has_its_own_role_and_end(server: FakeServer, http: httpx.Client) -> None:
+    server.control.script = says("Hello", " world", "!", pause=0.02)
     *chunks, _ = events(chat(http, stream=True, n=3).content)
     for index in range(3):
         mine = [c for chunk in chunks for c in chunk["choices"] if c["index"] == index]
