@@ -323,6 +323,7 @@ class MockRank:
             "rank": self._rank,
             "epoch": self._epoch,
             "pid": os.getpid(),
+            "live": len(self._running) + len(self._waiting) + len(self._embeddings),
             "running": len(self._running),
             "waiting": len(self._waiting) + len(self._embeddings),
             "held_tokens": self._held,
