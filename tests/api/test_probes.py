@@ -135,3 +135,11 @@ def test_the_openapi_document_describes_the_bodies(http: httpx.Client) -> None:
     properties = document["components"]["schemas"][name]["properties"]
     assert {"messages", "temperature", "max_completion_tokens"} <= set(properties)
     assert {"minimum": 0, "type": "number"} in properties["temperature"]["anyOf"]
+    for path in document["paths"].values():
+        for operation in path.values():
+            assert "422" not in operation["responses"]
+            assert operation["responses"]["4XX"]["content"]["application/json"]["schema"]["$ref"].endswith(
+                "/ErrorResponse"
+            )
+    assert not any("Validation" in name for name in document["components"]["schemas"])
+    assert http.get("/openapi.json").json() == document
