@@ -19,7 +19,11 @@ class RMSNorm(nn.Module):  # type: ignore[misc]
         self.eps = eps
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return F.rms_norm(x, (x.shape[-1],), self.weight, self.eps)
+        if x.dtype != torch.float32:
+            return F.rms_norm(x, (x.shape[-1],), self.weight, self.eps)
+        # On a CPU rms_norm is a chain of full-sized temporaries; this has one.
+        scale = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_().div_(x.shape[-1]).add_(self.eps).rsqrt_()
+        return (x * scale).mul_(self.weight)
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,7 +58,14 @@ class Step:
 
 
 class Scheduler:
-    """Requests of one rank from acceptance to their single finished row."""
+    """Requests of one rank from acceptance to their single finished row.
+
+    Attributes:
+        config: its sizes.
+        pool_tokens: tokens that the KV pool holds.
+        max_tokens: most tokens of one request, prompt and output: the context, or the pool if that is smaller.
+        retractions: how often a request lost its pages because they were short.
+    """
 
     def __init__(self, config: SchedulerConfig) -> None:
         self.config = config
@@ -78,6 +85,7 @@ class Scheduler:
         self._outputs = Outputs()
         self._arrivals = 0
         self._steps = 0
+        self.retractions = 0
 
     # What comes in
 
@@ -197,6 +205,7 @@ class Scheduler:
             "held_tokens": int(self._table.computed.sum()),
             "pool_tokens": self.pool_tokens,
             "steps": self._steps,
+            "retractions": self.retractions,
         }
 
     # Inside
@@ -221,6 +230,7 @@ class Scheduler:
             self._prefilling.remove(request)
         self._table.remove(request, self._allocator)
         request.retractions += 1
+        self.retractions += 1
         place = next((i for i, r in enumerate(self._waiting) if r.arrival > request.arrival), len(self._waiting))
         self._waiting.insert(place, request)
         self._waiting_tokens += len(request.tokens)
