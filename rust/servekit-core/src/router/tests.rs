@@ -1,6 +1,6 @@
 //! What the router promises, told as events and the actions that follow.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
 use super::*;
@@ -34,6 +34,7 @@ struct World {
     sent: HashMap<Rid, (usize, u64)>,
     aborts: Vec<Rid>,
     minted: u64,
+    finished: HashSet<Rid>,
 }
 
 fn config(ranks: usize, workers: usize) -> CoreConfig {
@@ -61,6 +62,7 @@ impl World {
             sent: HashMap::new(),
             aborts: Vec::new(),
             minted: 0,
+            finished: HashSet::new(),
         };
         (0..workers).for_each(|worker| drop(world.hello(Side::Worker, worker as u16, 1)));
         world
@@ -96,7 +98,7 @@ impl World {
                 Action::Fail { rid, status, message, .. } => {
                     assert!(self.opened.contains_key(rid), "failed before it was opened");
                     let before = self.failed.insert(*rid, (*status, message.clone()));
-                    assert_eq!(before, None, "two terminal events");
+                    assert!(before.is_none() && !self.finished.contains(rid), "two terminal events");
                 }
                 Action::Send { rid, rank, dispatch, attempt, .. } => {
                     assert!(!self.failed.contains_key(rid), "sent after its end");
@@ -158,7 +160,14 @@ impl World {
             self.sent.values().filter(|(at, _)| *at == usize::from(rank)).map(|(_, number)| *number).max().unwrap_or(0);
         let from = self.peer(Side::Rank, rank);
         let rows = TestRows(rows.to_vec());
-        self.handle(Event::Batch { from, last_dispatch, load: Some(Load::default()), rows: Ok(&rows) })
+        let actions = self.handle(Event::Batch { from, last_dispatch, load: Some(Load::default()), rows: Ok(&rows) });
+        for (rid, _) in rows.0.into_iter().filter(|(_, finished)| *finished) {
+            // A row of a request that has ended already says nothing to anybody.
+            if self.sent.get(&rid).is_some_and(|(at, _)| *at == usize::from(rank)) && !self.failed.contains_key(&rid) {
+                self.finished.insert(rid);
+            }
+        }
+        actions
     }
 
     /// Nothing is left: no entry, no wait, no group, no charge.
@@ -439,6 +448,17 @@ fn a_dead_rank_ends_what_it_had_and_gets_nothing() {
 }
 
 #[test]
+fn the_last_word_of_a_dead_rank_is_no_load() {
+    let mut world = World::ready(config(2, 1));
+    let from = world.peer(Side::Rank, 0);
+    let busy = Load { running: 3, held_tokens: 900, ..Load::default() };
+    world.handle(Event::Batch { from, last_dispatch: 0, load: Some(busy), rows: Ok(&TestRows(vec![])) });
+    assert_eq!(world.core.budget().ranks()[0].tokens(), 900);
+    world.rank_state(0, false);
+    world.assert_empty();
+}
+
+#[test]
 fn a_later_life_of_a_rank_replaces_the_former() {
     let mut world = World::ready(config(1, 1));
     let rid = world.request();
@@ -456,7 +476,7 @@ fn a_later_life_of_a_rank_replaces_the_former() {
 #[test]
 fn a_dead_worker_aborts_its_requests_and_a_new_life_joins() {
     let mut world = World::ready(config(1, 2));
-    let gone = world.request();
+    let gone = world.request_with(|request| request.group = Some(Group { id: 5, index: 0, size: 2, prompt: 0 }));
     let mine = world.mint(1);
     let from = world.peer(Side::Worker, 1);
     let request = Request {
@@ -477,6 +497,7 @@ fn a_dead_worker_aborts_its_requests_and_a_new_life_joins() {
     assert_eq!(world.handle(Event::Abort { from: late, rid: mine }), []);
     world.step(0, &[(gone, true), (mine, true)]);
     world.assert_empty();
+    assert_eq!(world.core.open_groups(), 0, "members that will never come are not waited for");
     let actions = world.hello(Side::Worker, 0, 2);
     assert!(actions.contains(&Action::HelloWorker { worker: 0, receiver_epoch: 2 }));
     let rid = world.request();
@@ -573,4 +594,104 @@ fn a_draining_router_finishes_and_takes_nothing() {
     assert_eq!((world.status(rid), world.status(late)), (None, Some(503)));
     world.step(0, &[(rid, true)]);
     world.assert_empty();
+}
+
+/// A sequence of numbers that a seed repeats.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, n: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 % n as u64) as usize
+    }
+
+    fn pick(&mut self, from: &[Rid]) -> Option<Rid> {
+        (!from.is_empty()).then(|| from[self.below(from.len())])
+    }
+}
+
+/// What happens in one step of a random life: requests, ends and deaths in any order.
+fn random_event(world: &mut World, random: &mut Random, asked: &mut Vec<Rid>, ranks: usize) {
+    let rank = random.below(ranks);
+    let at_rank: Vec<Rid> =
+        asked.iter().copied().filter(|rid| world.sent.get(rid).is_some_and(|s| s.0 == rank)).collect();
+    let any = random.pick(asked);
+    match random.below(12) {
+        0..4 => {
+            let named = if random.below(4) == 0 { rank as i32 } else { -1 };
+            asked.push(world.request_with(|request| request.rank = named));
+        }
+        4..7 => {
+            let rows: Vec<(Rid, bool)> = at_rank.iter().map(|rid| (*rid, random.below(3) == 0)).collect();
+            world.step(rank as u16, &rows);
+        }
+        7 if any.is_some_and(|rid| rid.route() == world_route(world)) => {
+            any.into_iter().for_each(|rid| world.abort(rid))
+        }
+        7 => {}
+        8 => any.into_iter().for_each(|rid| drop(world.handle(Event::StopMatch { rid }))),
+        9 => drop(world.rank_state(rank, random.below(3) > 0)),
+        10 => {
+            world.now += 9 * SECOND;
+            world.handle(Event::Tick);
+        }
+        _ => match random.below(6) {
+            0 => {
+                let epoch = world.core.workers().next().unwrap().0 + random.below(2) as u32;
+                world.handle(Event::WorkerDown { worker: 0 });
+                world.hello(Side::Worker, 0, epoch + 1);
+            }
+            1 => {
+                let epoch = world.core.ranks()[rank].epoch + 1;
+                world.hello(Side::Rank, rank as u16, epoch);
+            }
+            2 => {
+                let live = any.filter(|rid| !world.failed.contains_key(rid) && !world.finished.contains(rid));
+                live.into_iter().for_each(|rid| drop(world.request_with(|request| request.rid = rid)));
+            }
+            3 => drop(world.handle(Event::WorkerCut { route: Route { worker: 0, epoch: 1 } })),
+            4 => any.into_iter().for_each(|rid| drop(world.handle(Event::Unsent { rid }))),
+            _ => {
+                let from = world.peer(Side::Rank, rank as u16);
+                let stale = Peer { epoch: from.epoch.wrapping_sub(1), ..from };
+                let rows = TestRows(at_rank.iter().map(|rid| (*rid, true)).collect());
+                world.handle(Event::Batch { from: stale, last_dispatch: 0, load: None, rows: Ok(&rows) });
+            }
+        },
+    }
+}
+
+fn world_route(world: &World) -> Route {
+    Route { worker: 0, epoch: world.core.workers().next().unwrap().0 as u16 }
+}
+
+#[test]
+fn whatever_happens_each_request_ends_once_and_nothing_is_left() {
+    for seed in 1..=3000 {
+        let (mut random, ranks) = (Random(seed * 0x9E37_79B9), 3);
+        let mut world = World::ready(config(ranks, 1));
+        let mut asked = Vec::new();
+        for _ in 0..60 {
+            random_event(&mut world, &mut random, &mut asked, ranks);
+            assert!(world.core.in_flight() <= ranks * 4 + 8, "seed {seed}: more than was admitted");
+            assert!(world.core.waiting() <= world.core.in_flight(), "seed {seed}");
+        }
+        for rank in 0..ranks {
+            world.rank_state(rank, true);
+        }
+        for rank in 0..ranks {
+            let rows: Vec<(Rid, bool)> =
+                world.sent.iter().filter(|(_, sent)| sent.0 == rank).map(|(rid, _)| (*rid, true)).collect();
+            world.step(rank as u16, &rows);
+        }
+        let left: Vec<Rid> = asked
+            .into_iter()
+            .filter(|rid| world.opened.contains_key(rid))
+            .filter(|rid| !world.failed.contains_key(rid) && !world.finished.contains(rid))
+            .collect();
+        assert_eq!(left, [], "seed {seed}: without an end");
+        world.assert_empty();
+    }
 }
