@@ -20,7 +20,7 @@ def describe_body(type_: type[msgspec.Struct]) -> dict[str, Any]:
 
 
 def install(app: FastAPI) -> None:
-    """Put the structures that `describe_body` was told of, and every route's errors, into the application's document."""
+    """Put the bodies that `describe_body` was told of, and every route's errors, into the application's document."""
     original = app.openapi
 
     def openapi() -> dict[str, Any]:
