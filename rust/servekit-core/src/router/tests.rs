@@ -649,7 +649,9 @@ fn random_event(world: &mut World, random: &mut Random, asked: &mut Vec<Rid>, ra
             }
             2 => {
                 let live = any.filter(|rid| !world.failed.contains_key(rid) && !world.finished.contains(rid));
-                live.into_iter().for_each(|rid| drop(world.request_with(|request| request.rid = rid)));
+                if let Some(rid) = live {
+                    world.request_with(|request| request.rid = rid);
+                }
             }
             3 => drop(world.handle(Event::WorkerCut { route: Route { worker: 0, epoch: 1 } })),
             4 => any.into_iter().for_each(|rid| drop(world.handle(Event::Unsent { rid }))),
