@@ -95,6 +95,8 @@ def detokenizer(name: str) -> Any:
 
 
 def open_(target: Any, options: TextOptions, stream: bool) -> None:
+    """Begin the request, which an example that failed may have left open."""
+    target.fail(RID, 500, "error", "left over")
     target.open(RID, **msgspec.structs.asdict(options) | {"stops": list(options.stops)}, stream=stream)
 
 

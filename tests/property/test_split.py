@@ -290,6 +290,23 @@ def test_what_does_not_fit_together_is_not_merged(first: dict[str, Any], second:
         reference.merge(parts, [[0], [1]])
 
 
+def test_merged_rows_without_an_element_are_null_in_the_middle_and_left_out_at_the_end() -> None:
+    kind, rids = Kind.BATCH_TOKEN_ID, [mint_rid(1, 1, i) for i in range(3)]
+    columns = [
+        {"logprobs": [], "info": {}},
+        {"logprobs": [b"1234"], "info": {"k": [5]}},
+        {"logprobs": [], "info": {"k": []}},
+    ]
+    parts = [
+        BatchTokenIDOutput([rid], output_token_logprobs_val=c["logprobs"], customized_info=c["info"])
+        for rid, c in zip(rids, columns, strict=True)
+    ]
+    merged = BatchTokenIDOutput(rids, output_token_logprobs_val=[None, b"1234"], customized_info={"k": [None, 5]})
+    positions = [[0], [1], [2]]
+    assert _core.merge_batches(kind, [ENCODE(part) for part in parts], positions) == ENCODE(merged)
+    assert reference.merge(parts, positions) == merged
+
+
 @pytest.mark.parametrize("positions", [[], [[0]], [[0], [0]], [[0], [2]], [[0, 1], []]])
 def test_positions_must_be_a_permutation(positions: list[list[int]]) -> None:
     parts = [ENCODE(BatchTokenIDOutput([mint_rid(1, 1, i)])) for i in range(2)]

@@ -76,3 +76,15 @@ fn rows_are_taken_in_the_order_asked_for() {
     assert_eq!(taken[2], Value::Array(vec!["c".into(), "a".into(), "c".into()]));
     assert_eq!(take_rows(&batch, &[3]), Err(WireError::Row { row: 3, rows: 3 }));
 }
+
+#[test]
+fn rows_that_a_short_column_lacks_are_nil_before_others_and_left_out_at_the_end() {
+    use crate::wire::columns::batch_str::OUTPUT_TOKEN_LOGPROBS_VAL as COLUMN;
+    let mut columns = vec![Value::Nil; COLUMN - 1];
+    columns.push(Value::Array(vec![Value::Binary(vec![1]), Value::Binary(vec![2])]));
+    let batch = scan(body(&[10, 11, 12], columns));
+    let take = |rows: &[u32]| decode(&take_rows(&batch, rows).unwrap())[COLUMN + 1].clone();
+    assert_eq!(take(&[2, 1, 2]), Value::Array(vec![Value::Nil, Value::Binary(vec![2])]));
+    assert_eq!(take(&[2]), Value::Array(vec![]));
+    assert_eq!(take(&[1, 0]), Value::Array(vec![Value::Binary(vec![2]), Value::Binary(vec![1])]));
+}
