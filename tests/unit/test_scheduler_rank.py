@@ -30,6 +30,7 @@ class FakeLink:
 
     def __init__(self, deliveries: list[list[tuple[Envelope, Any]]]) -> None:
         self._deliveries = deque(deliveries)
+        self.greeting: Load | None = None
         self.last_dispatch = 0
         self.timeouts: list[float | None] = []
         self.sent: list[tuple[Any, Load | None]] = []
@@ -37,6 +38,11 @@ class FakeLink:
         self.stop = threading.Event()
 
     def receive(self, timeout_s: float | None) -> list[tuple[Envelope, Any]]:
+        if not self.timeouts:
+            # What a rank reports before it has heard anything.
+            ((batch, self.greeting),) = self.sent
+            assert batch.rids == []
+            self.sent.clear()
         self.timeouts.append(timeout_s)
         if not self._deliveries:
             if timeout_s is None:
@@ -118,7 +124,14 @@ def test_an_abort_is_answered_before_the_next_step() -> None:
     reason = link.sent[1][0].finished_reasons[0]
     assert (reason.type, reason.message) == ("abort", "gone")
     assert ends(link) == {1: "abort", 2: "length"}
-    assert run([[control(Kind.ABORT, AbortReq(5), 5)]]).sent[0][0].rids == []
+
+
+def test_an_abort_of_an_unknown_request_is_nothing() -> None:
+    assert run([[control(Kind.ABORT, AbortReq(5), 5)]]).sent == []
+
+
+def test_a_rank_reports_its_pool_before_the_first_request() -> None:
+    assert run([]).greeting == Load(pool_tokens=160)
 
 
 def test_a_request_that_came_twice_ends_once() -> None:

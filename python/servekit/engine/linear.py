@@ -19,8 +19,12 @@ _CHECK_ROWS = (1, 16)
 """Batches that are timed; with hundreds of rows all kinds are bound by arithmetic and nearly equal."""
 _CHECK_BYTES = 48 << 20
 """Weights that one timing pass walks through: more than the caches hold, as in a real step."""
-_CHECK_SECONDS = 0.1
-"""Time for one kind and one batch."""
+_CHECK_LAYERS = 64
+"""Most matrices in a pass: small ones fit the caches in a real step too."""
+_CHECK_SECONDS = 0.2
+"""Time for each batch; all kinds share it."""
+_CHECK_ROUNDS = 3
+"""Passes of every kind, whatever time they take."""
 
 
 class Linear(Protocol):
@@ -110,35 +114,36 @@ def choose_linear(shapes: Sequence[tuple[int, int]], float32_only: bool) -> tupl
     if len(kinds) == 1 or (float32_only and "onednn" in kinds):
         name = next(iter(kinds))
         return name, kinds[name]
-    times = {name: _time(kind, shapes) for name, kind in kinds.items()}
-    best = [min(t[i] for t in times.values()) for i in range(len(_CHECK_ROWS))]
+    times = _race(kinds, shapes)
+    best = [min(column) for column in zip(*times.values(), strict=True)]
     name = min(times, key=lambda n: math.prod(t / b for t, b in zip(times[n], best, strict=True)))
     return name, kinds[name]
 
 
-def _time(kind: LinearFactory, shapes: Sequence[tuple[int, int]]) -> list[float]:
-    """Seconds of one pass over the weights, for each of `_CHECK_ROWS`."""
-    layers: list[tuple[int, Linear]] = []
-    nbytes = 0
+def _race(kinds: dict[str, LinearFactory], shapes: Sequence[tuple[int, int]]) -> dict[str, list[float]]:
+    """Seconds of one pass over the weights, for each kind and each of `_CHECK_ROWS`.
+
+    The kinds take turns and the best pass counts, so that a neighbour's burst of work does not decide.
+    """
+    order: list[tuple[int, int]] = []
+    while sum(4 * out * width for out, width in order) < _CHECK_BYTES and len(order) < _CHECK_LAYERS:
+        order += shapes
     base = {shape: torch.empty(shape).uniform_(-0.05, 0.05) for shape in set(shapes)}
-    while nbytes < _CHECK_BYTES:
-        for shape in shapes:
-            layers.append((shape[1], kind(base[shape].clone(), None)))
-            nbytes += 4 * shape[0] * shape[1]
-            if nbytes >= _CHECK_BYTES:
-                break
-    result = []
+    times: dict[str, list[float]] = {name: [] for name in kinds}
     with torch.inference_mode():
+        layers = {
+            name: [(shape[1], kind(base[shape].clone(), None)) for shape in order] for name, kind in kinds.items()
+        }
         for rows in _CHECK_ROWS:
             xs = {width: torch.empty(rows, width).uniform_(-1, 1) for _, width in shapes}
-            best, deadline = math.inf, time.perf_counter() + _CHECK_SECONDS
-            for attempt in range(50):
-                start = time.perf_counter()
-                for width, layer in layers:
-                    layer(xs[width])
-                now = time.perf_counter()
-                best = min(best, now - start)
-                if attempt and now > deadline:
-                    break
-            result.append(best)
-    return result
+            best, deadline, rounds = dict.fromkeys(kinds, math.inf), time.perf_counter() + _CHECK_SECONDS, 0
+            while rounds < _CHECK_ROUNDS or time.perf_counter() < deadline:
+                for name in kinds:
+                    start = time.perf_counter()
+                    for width, layer in layers[name]:
+                        layer(xs[width])
+                    best[name] = min(best[name], time.perf_counter() - start)
+                rounds += 1
+            for name in kinds:
+                times[name].append(best[name])
+    return times

@@ -110,12 +110,19 @@ def load_torch_runner(
     if where.type == "cpu" and kind == torch.float32:
         name, linear = choose_linear(Llama.linear_shapes(config), float32_only=dtype == "float32")
     chosen = time.monotonic()
-    model = load_model(path, config, linear, kind, where, progress)
+    try:
+        model = load_model(path, config, linear, kind, where, progress)
+    except torch.OutOfMemoryError as error:
+        raise DeviceError(f"the model does not fit on {where}: {str(error).splitlines()[0]}") from error
     tokens = _pool_tokens(config, kind, where, max_model_len, max_total_tokens)
     pages = tokens // page
     if pages < 1:
         raise DeviceError(f"no room for a KV page of {page} tokens on {where}: take a smaller model")
-    pool = KvPool(config.layers, config.kv_heads, config.head_size, pages, page, kind, where)
+    try:
+        pool = KvPool(config.layers, config.kv_heads, config.head_size, pages, page, kind, where)
+    except (OSError, RuntimeError) as error:
+        size = pages * page * KvPool.token_bytes(config.layers, config.kv_heads, config.head_size, kind) >> 20
+        raise DeviceError(f"no memory for a KV pool of {size} MiB: take a smaller --max-total-tokens") from error
     info = {
         "device": str(where),
         "dtype": str(kind).removeprefix("torch."),

@@ -50,6 +50,8 @@ class TorchRank:
     def run(self, link: RankLink, stopping: Callable[[], bool]) -> None:
         """Serve until `stopping()`: blocks while there is nothing to compute, and takes messages between steps."""
         scheduler, runner = self._scheduler, self._runner
+        # Before the first request, so that everyone knows the size of the pool.
+        self._send(link, report=True)
         idle = True
         while not stopping():
             for envelope, body in link.receive(None if idle else 0.0):
