@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from servekit import _core, reference
-from servekit.messages.batches import BatchStrOutput, BatchTokenIDOutput, FinishReason
+from servekit.messages.batches import BatchStrOutput, BatchTokenIDOutput, FinishReason, Tensor
 from servekit.messages.envelope import TextOptions, mint_rid
 
 from tests.property.vocabularies import GENERAL, MAKERS, RUNS, vocabulary
@@ -367,6 +367,46 @@ def test_a_broken_row_ends_its_request_alone(bad: dict[str, Any]) -> None:
     batch.finished_reasons = [FinishReason("abort"), FinishReason("abort")]
     target.step(ENCODE(batch))
     assert target.live == 0
+
+
+def test_a_row_for_several_steps_has_all_their_tokens() -> None:
+    """A request that is not streamed gets everything at its end: texts, ids, logprobs, hidden states."""
+    tokenizer, _ = vocabulary("smollm2")
+    ids = tokenizer.encode("one two three").ids
+    target = detokenizer("smollm2")
+    open_(target, TextOptions(ids=True), False)
+    state = Tensor("f32", [1], b"1234")
+    batches = steps(ids, [1], FinishReason("length"))
+    for i, batch in enumerate(batches):
+        columns = logprobs([ids[i]]) | {"output_hidden_states": [[state] * i], "time_stats": {"queue": [i]}}
+        frames, _ = target.step(ENCODE(msgspec.structs.replace(batch, **columns)))
+        assert bool(frames) == (i == len(batches) - 1)
+    row = DECODE(frames[0][2])
+    assert (row.output_strs, row.output_ids) == (["one two three"], [u32(ids)])
+    assert {name: getattr(row, name) for name in logprobs(ids)} == logprobs(ids)
+    assert row.output_hidden_states == [[state] * sum(range(len(ids)))]
+    assert row.time_stats == {"queue": [len(ids) - 1]}
+
+
+def test_rows_with_and_without_logprobs_share_a_frame() -> None:
+    target = detokenizer("smollm2")
+    others = [mint_rid(1, 1, counter) for counter in range(3)]
+    for rid in others:
+        target.open(rid)
+    ids = [u32([504])] * 3
+    batch = BatchTokenIDOutput(others, None, [FinishReason("length")] * 3, decode_ids=ids)
+    batch.output_token_logprobs_val = [None, b"1234"]
+    batch.output_hidden_states = [[], [], [Tensor("f32", [1], b"1234")]]
+    row = DECODE(target.step(ENCODE(batch))[0][0][2])
+    assert row.output_token_logprobs_val == [None, b"1234", None]
+    assert row.output_hidden_states == batch.output_hidden_states
+
+
+def test_ids_without_text() -> None:
+    target = detokenizer("smollm2")
+    open_(target, TextOptions(text=False, ids=True), True)
+    told, _ = play(target, steps([504, 505, 506], [2], FinishReason("length")))
+    assert (told.ids, told.text, told.rows) == ([504, 505, 506], "", 2)
 
 
 def test_ids_only_without_a_tokenizer() -> None:
