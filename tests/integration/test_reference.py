@@ -15,6 +15,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
+
 from tests.integration.conftest import Server
 
 LINES = [
