@@ -59,7 +59,8 @@ class ModelInfo(msgspec.Struct, kw_only=True, frozen=True):
         chat_template: Jinja text; None if the model has none.
         bos_token, eos_token: their texts, as templates ask for them.
         bos_id: the id of `bos_token`.
-        add_bos: a plain-text prompt gets `bos_id` in front, the tokenizer does not do it. Never after a template.
+        add_bos: a plain-text prompt gets `bos_id` in front, the tokenizer does not do it; after a template
+            only if the template did not write it.
         end_ids: every id that ends an answer, sorted.
         default_sampling: temperature, top_p, top_k and min_p, those that the model's makers name.
     """

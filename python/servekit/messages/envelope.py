@@ -21,8 +21,6 @@ from __future__ import annotations
 
 import enum
 import struct
-from typing import Any
-
 import msgspec
 
 MAGIC = int.from_bytes(b"SVK1", "little")
@@ -334,8 +332,3 @@ def route_of(rid: int) -> tuple[int, int]:
 def http_worker_ipc(worker: int, epoch: int) -> str:
     """File name, in the run directory, of the socket on which a worker receives."""
     return f"w{worker}-{epoch}.ipc"
-
-
-def describe(e: Envelope) -> dict[str, Any]:
-    """Plain values of an envelope, for logs and documents."""
-    return {k: v for k, v in msgspec.to_builtins(e).items() if v not in (None, [], 0, -1) or k == "kind"}
