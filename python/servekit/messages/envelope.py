@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import enum
 import struct
+
 import msgspec
 
 MAGIC = int.from_bytes(b"SVK1", "little")
