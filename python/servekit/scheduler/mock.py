@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from servekit.messages import requests as r
 from servekit.messages.batches import BatchEmbeddingOutput, BatchTokenIDOutput, FinishReason
 from servekit.messages.envelope import Envelope, Kind, Load
+from servekit.scheduler.mock_requests import CYCLE, Cycling, Request, Rows
 from servekit.scheduler.mock_script import Fault, Rule, Rules, Script, ScriptError, load_script
 from servekit.transport.rank_link import RankLink
 
@@ -30,56 +31,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("servekit.scheduler")
 
-CYCLE = (260, 282, 253, 284, 418, 355, 314, 327, 911, 1250, 2504, 3410)
-"""Ids of frequent words in the demo model's vocabulary."""
 MAX_RUNNING_REQUESTS = 4096
 EMBEDDING_DIMENSIONS = 8
 REPORT_WITHIN_S = 0.01
 """A changed load that no step will report within this time is reported by an empty batch."""
-
-_IDS = tuple(struct.pack("<I", token) for token in CYCLE)
-
-
-class _Request:
-    """One request: `done` new tokens of `limit`, `rows` rows so far, the next one due at `due`."""
-
-    __slots__ = ("done", "due", "limit", "prompt", "rid", "rows", "rule", "stops")
-
-    def __init__(self, rid: int, prompt: int, limit: int, stops: frozenset[int], rule: Rule | None) -> None:
-        self.rid, self.prompt, self.limit, self.stops, self.rule = rid, prompt, limit, stops, rule
-        self.done = self.rows = 0
-        self.due = 0.0
-
-
-class _Rows:
-    """Columns of the step that is being made."""
-
-    def __init__(self) -> None:
-        self.rids: list[int] = []
-        self.ids: list[bytes] = []
-        self.prompts: list[int] = []
-        self.done: list[int] = []
-        self.ends: dict[int, FinishReason] = {}
-
-    def add(self, request: _Request, ids: bytes, end: FinishReason | None = None) -> None:
-        """One row."""
-        if end is not None:
-            self.ends[len(self.rids)] = end
-        self.rids.append(request.rid)
-        self.ids.append(ids)
-        self.prompts.append(request.prompt)
-        self.done.append(request.done)
-
-    def batch(self) -> BatchTokenIDOutput:
-        """The columns as a message."""
-        ends = [self.ends.get(i) for i in range(len(self.rids))] if self.ends else None
-        return BatchTokenIDOutput(
-            rids=self.rids,
-            finished_reasons=ends,
-            prompt_tokens=self.prompts,
-            completion_tokens=self.done,
-            decode_ids=self.ids,
-        )
 
 
 class MockRank:
@@ -113,12 +68,13 @@ class MockRank:
         self._rank, self._epoch, self._step_s = rank, epoch, step_s
         self._max_len, self._most, self._pool = max_len, most, pool
         self._rules = rules
-        self._running: dict[int, _Request] = {}
-        self._waiting: deque[_Request] = deque()
+        self._cycling = Cycling()
+        self._scripted: dict[int, Request] = {}
+        self._waiting: deque[Request] = deque()
         self._held = self._pending = 0
         self._embeddings: list[r.TokenizedEmbeddingReqInput] = []
-        self._closing = _Rows()
-        self._finish_again: list[_Request] = []
+        self._closing = Rows()
+        self._finish_again: list[Request] = []
         self._reported: tuple[Load | None, int] = (None, 0)
         self._frozen: tuple[Load | None, int] = (None, 0)
         self._frozen_until = 0.0
@@ -149,7 +105,13 @@ class MockRank:
         self._close_all(link)
 
     def _busy(self) -> bool:
-        return bool(self._running or self._embeddings or self._finish_again)
+        return bool(self._cycling or self._scripted or self._embeddings or self._finish_again)
+
+    def _running(self) -> int:
+        return len(self._cycling) + len(self._scripted)
+
+    def _runs(self, rid: int) -> bool:
+        return rid in self._cycling or rid in self._scripted
 
     # Messages
 
@@ -168,13 +130,13 @@ class MockRank:
                 link.reply(envelope, r.ControlReply(False, f"the mock rank does not know {other.name}"))
 
     def _accept(self, body: r.TokenizedGenerateReqInput) -> None:
-        if body.rid in self._running or any(request.rid == body.rid for request in self._waiting):
+        if self._runs(body.rid) or any(request.rid == body.rid for request in self._waiting):
             logger.warning("request %d came twice, the second is ignored", body.rid)
             return
         prompt = len(body.input_ids) // 4
         rule = self._rules.match(body.input_ids)
         limit = min(body.sampling_params.max_new_tokens, self._max_len - prompt)
-        request = _Request(body.rid, prompt, limit, frozenset(body.sampling_params.stop_token_ids), rule)
+        request = Request(body.rid, prompt, limit, frozenset(body.sampling_params.stop_token_ids), rule)
         if limit < 1:
             message = f"the prompt of {prompt} tokens leaves no room in a context of {self._max_len}"
             self._closing.add(request, b"", FinishReason("error", message=message, status=400))
@@ -183,17 +145,24 @@ class MockRank:
         self._pending += prompt
 
     def _admit(self) -> None:
-        while self._waiting and len(self._running) < self._most:
+        while self._waiting and self._running() < self._most:
             request = self._waiting.popleft()
             self._pending -= request.prompt
             self._held += request.prompt
-            self._running[request.rid] = request
+            if request.rule is None and not request.stops:
+                self._cycling.add(request)
+                continue
+            self._scripted[request.rid] = request
             if request.rule is not None and request.rule.first_ms is not None:
                 request.due = time.monotonic() + request.rule.first_ms / 1000
 
     def _abort(self, rid: int) -> None:
-        request = self._running.get(rid)
-        if request is not None:
+        request: Request | None
+        if rid in self._cycling:
+            request = self._cycling.take_out(rid)
+            self._held -= request.prompt + request.done
+        elif rid in self._scripted:
+            request = self._scripted[rid]
             self._release(request)
         else:
             request = next((each for each in self._waiting if each.rid == rid), None)
@@ -205,36 +174,24 @@ class MockRank:
         self._closing.add(request, b"", FinishReason("abort"))
 
     def _drop(self, body: r.TokenizedEmbeddingReqInput) -> bool:
-        request = _Request(body.rid, len(body.input_ids) // 4, 0, frozenset(), None)
+        request = Request(body.rid, len(body.input_ids) // 4, 0, frozenset(), None)
         self._closing.add(request, b"", FinishReason("abort"))
         return False
 
-    def _release(self, request: _Request) -> None:
-        del self._running[request.rid]
+    def _release(self, request: Request) -> None:
+        del self._scripted[request.rid]
         self._held -= request.prompt + request.done
 
     # Steps
 
     def _step(self, link: RankLink, now: float) -> None:
-        rows, self._closing = self._closing, _Rows()
+        rows, self._closing = self._closing, Rows()
         again, self._finish_again = self._finish_again, []
         for request in again:
             rows.add(request, b"", FinishReason("length"))
-        ended = []
-        for request in self._running.values():
-            if request.rule is None and not request.stops:
-                ids = _IDS[request.done % len(_IDS)]
-                request.done += 1
-                self._held += 1
-                if request.done < request.limit:
-                    rows.add(request, ids)
-                    continue
-                end: FinishReason | None = FinishReason("length")
-                rows.add(request, ids, end)
-            else:
-                end = self._play(link, request, now, rows)
-            if end is not None:
-                ended.append(request)
+        added, released = self._cycling.step(rows)
+        self._held += added - released
+        ended = [request for request in self._scripted.values() if self._play(link, request, now, rows) is not None]
         for request in ended:
             self._release(request)
         self._admit()
@@ -244,7 +201,7 @@ class MockRank:
         if rows.rids:
             self._send(link, rows.batch())
 
-    def _play(self, link: RankLink, request: _Request, now: float, rows: _Rows) -> FinishReason | None:
+    def _play(self, link: RankLink, request: Request, now: float, rows: Rows) -> FinishReason | None:
         """One step of a request that has a rule or stop tokens; its end if it ends."""
         if now < request.due:
             return None
@@ -270,7 +227,7 @@ class MockRank:
         rows.add(request, struct.pack(f"<{len(tokens)}I", *tokens), end)
         return end
 
-    def _next_tokens(self, request: _Request, rule: Rule) -> tuple[list[int], FinishReason | None]:
+    def _next_tokens(self, request: Request, rule: Rule) -> tuple[list[int], FinishReason | None]:
         if rule.tokens is None:
             return [CYCLE[request.done % len(CYCLE)]], None
         n = len(rule.tokens)
@@ -301,7 +258,7 @@ class MockRank:
 
     def _load(self) -> Load:
         waiting = len(self._waiting) + len(self._embeddings)
-        return Load(len(self._running), waiting, self._held, self._pending, self._pool)
+        return Load(self._running(), waiting, self._held, self._pending, self._pool)
 
     def _send(self, link: RankLink, batch: BatchTokenIDOutput | BatchEmbeddingOutput) -> None:
         if time.monotonic() < self._frozen_until:
@@ -313,34 +270,38 @@ class MockRank:
 
     def _report(self, link: RankLink) -> None:
         """Send what must not wait for a step: ends of aborted requests, and a load that changed."""
-        rows, self._closing = self._closing, _Rows()
+        rows, self._closing = self._closing, Rows()
         if rows.rids or self._reported != (self._load(), link.last_dispatch):
             self._send(link, rows.batch() if rows.rids else BatchTokenIDOutput(rids=[]))
 
     def _state(self) -> dict[str, Any]:
+        waiting = [request.rid for request in self._waiting]
         return {
             "engine": "mock",
             "rank": self._rank,
             "epoch": self._epoch,
             "pid": os.getpid(),
-            "live": len(self._running) + len(self._waiting) + len(self._embeddings),
-            "running": len(self._running),
+            "live": self._running() + len(self._waiting) + len(self._embeddings),
+            "running": self._running(),
             "waiting": len(self._waiting) + len(self._embeddings),
             "held_tokens": self._held,
             "pending_tokens": self._pending,
             "pool_tokens": self._pool,
             "pages_held": 0,
-            "requests": [str(rid) for rid in [*self._running, *(request.rid for request in self._waiting)]],
+            "requests": [
+                str(rid) for rid in [*self._cycling.rids, *self._scripted, *(request.rid for request in self._waiting)]
+            ],
         }
 
     def _close_all(self, link: RankLink) -> None:
-        rows, self._closing = self._closing, _Rows()
-        for request in [*self._running.values(), *self._waiting]:
+        rows, self._closing = self._closing, Rows()
+        cycling = [self._cycling.take_out(rid) for rid in list(self._cycling.rids)]
+        for request in [*cycling, *self._scripted.values(), *self._waiting]:
             rows.add(request, b"", FinishReason("error", message="the rank was stopped", status=503))
         for body in self._embeddings:
-            request = _Request(body.rid, len(body.input_ids) // 4, 0, frozenset(), None)
+            request = Request(body.rid, len(body.input_ids) // 4, 0, frozenset(), None)
             rows.add(request, b"", FinishReason("error", message="the rank was stopped", status=503))
-        self._running.clear()
+        self._scripted.clear()
         self._waiting.clear()
         self._embeddings.clear()
         self._held = self._pending = 0
@@ -348,7 +309,7 @@ class MockRank:
             self._send(link, rows.batch())
 
 
-def _cut(request: _Request, tokens: list[int], end: FinishReason | None) -> tuple[list[int], FinishReason | None]:
+def _cut(request: Request, tokens: list[int], end: FinishReason | None) -> tuple[list[int], FinishReason | None]:
     """A step's tokens up to the request's limit or its first stop token, and why it ends there."""
     for i, token in enumerate(tokens):
         if token in request.stops:

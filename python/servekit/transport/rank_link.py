@@ -42,6 +42,7 @@ LINGER_MS = 500
 MAX_BURST = 4096
 """Messages that one `receive` returns at most, so that a flood can't keep a step from starting."""
 
+_HEAD_FLAGS = zmq.NOBLOCK | zmq.SNDMORE
 _REQUESTS = (Kind.GENERATE, Kind.EMBEDDING)
 _BODIES: dict[Kind, type[msgspec.Struct]] = {
     Kind.GENERATE: r.TokenizedGenerateReqInput,
@@ -129,6 +130,8 @@ class RankLink:
                 break
             # The descriptor reports changes only: it is safe to wait on after `_take` has emptied the socket.
             ready, _, _ = select.select(self._readable, [], [], left)
+            if not ready:
+                break
             found = self._take()
             if self._wake_reader in ready:
                 with contextlib.suppress(BlockingIOError):
@@ -138,13 +141,11 @@ class RankLink:
 
     def _take(self) -> list[tuple[Envelope, Any]]:
         found: list[tuple[Envelope, Any]] = []
-        try:
-            while len(found) < MAX_BURST:
-                message = self._open(self._pull.recv_multipart(zmq.NOBLOCK))
-                if message is not None:
-                    found.append(message)
-        except zmq.Again:
-            pass
+        # Asking is cheaper than the exception of an empty socket, and that is the usual case.
+        while len(found) < MAX_BURST and self._pull.getsockopt(zmq.EVENTS) & zmq.POLLIN:  # type: ignore[operator, arg-type]
+            message = self._open(self._pull.recv_multipart(zmq.NOBLOCK))
+            if message is not None:
+                found.append(message)
         return found
 
     def _open(self, frames: list[bytes]) -> tuple[Envelope, Any] | None:
@@ -255,13 +256,15 @@ class RankLink:
         self._seq += 1
         envelope.seq, envelope.sender, envelope.sender_epoch = self._seq, self._rank, self._epoch
         envelope.receiver_epoch = 0 if envelope.kind == Kind.HELLO else self._control_epoch
-        frames = [encode_envelope(envelope), body]
+        head = encode_envelope(envelope)
         try:
-            self._push.send_multipart(frames, zmq.NOBLOCK)
+            self._push.send(head, _HEAD_FLAGS)
         except zmq.Again:
             if not self._push.poll(int(SEND_TIMEOUT_S * 1000), zmq.POLLOUT):
                 raise LinkError(f"the control process has taken nothing for {SEND_TIMEOUT_S:g} s") from None
-            self._push.send_multipart(frames, zmq.NOBLOCK)
+            self._push.send(head, _HEAD_FLAGS)
+        # Room is counted in messages: once the first frame is taken, the last one is.
+        self._push.send(body, zmq.NOBLOCK)
 
     def wake(self) -> None:
         """Make `receive` return; from any thread."""
