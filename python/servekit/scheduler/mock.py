@@ -288,9 +288,7 @@ class MockRank:
             "pending_tokens": self._pending,
             "pool_tokens": self._pool,
             "pages_held": 0,
-            "requests": [
-                str(rid) for rid in [*self._cycling.rids, *self._scripted, *(request.rid for request in self._waiting)]
-            ],
+            "requests": [str(rid) for rid in (*self._cycling.rids, *self._scripted, *waiting)],
         }
 
     def _close_all(self, link: RankLink) -> None:

@@ -35,13 +35,12 @@ class Request:
 
 
 class Rows:
-    """Columns of the step that is being made."""
+    """Columns of the step that is being made. The detokenizer counts a request's tokens itself."""
 
     def __init__(self) -> None:
         self.rids: list[int] = []
         self.ids: list[bytes] = []
         self.prompts: list[int] = []
-        self.done: list[int] = []
         self.ends: dict[int, FinishReason] = {}
 
     def add(self, request: Request, ids: bytes, end: FinishReason | None = None) -> None:
@@ -51,7 +50,6 @@ class Rows:
         self.rids.append(request.rid)
         self.ids.append(ids)
         self.prompts.append(request.prompt)
-        self.done.append(request.done)
 
     def batch(self) -> BatchTokenIDOutput:
         """The columns as a message."""
@@ -60,7 +58,6 @@ class Rows:
             rids=self.rids,
             finished_reasons=ends,
             prompt_tokens=self.prompts,
-            completion_tokens=self.done,
             decode_ids=self.ids,
         )
 
@@ -77,6 +74,7 @@ class Cycling:
         self._rids: list[int] = []
         self._prompts: list[int] = []
         self._began: list[int] = []
+        self._phases: list[int] = []
         self._place: dict[int, int] = {}
         self._ending: dict[int, list[int]] = {}
 
@@ -97,6 +95,7 @@ class Cycling:
         self._rids.append(request.rid)
         self._prompts.append(request.prompt)
         self._began.append(self._step)
+        self._phases.append(self._step % len(_IDS))
         self._ending.setdefault(self._step + request.limit, []).append(request.rid)
 
     def step(self, rows: Rows) -> tuple[int, int]:
@@ -107,11 +106,11 @@ class Cycling:
         """
         self._step += 1
         n, before, step = len(self._rids), len(rows.rids), self._step
-        done = [step - began for began in self._began]
         rows.rids += self._rids
         rows.prompts += self._prompts
-        rows.done += done
-        rows.ids += [_IDS[(count - 1) % len(CYCLE)] for count in done]
+        # What a request gets depends on when it began alone, counted round the cycle.
+        given = [_IDS[(step - 1 - phase) % len(_IDS)] for phase in range(len(_IDS))]
+        rows.ids += [given[phase] for phase in self._phases]
         ended = [rid for rid in self._ending.pop(step, ()) if rid in self._place]
         for rid in ended:
             rows.ends[before + self._place[rid]] = _LENGTH
@@ -131,8 +130,9 @@ class Cycling:
         place = self._place.pop(rid)
         held = self._prompts[place] + self._step - self._began[place]
         last = self._rids.pop()
-        prompt, began = self._prompts.pop(), self._began.pop()
+        prompt, began, phase = self._prompts.pop(), self._began.pop(), self._phases.pop()
         if last != rid:
-            self._rids[place], self._prompts[place], self._began[place] = last, prompt, began
+            self._rids[place], self._prompts[place] = last, prompt
+            self._began[place], self._phases[place] = began, phase
             self._place[last] = place
         return held
