@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -103,14 +104,16 @@ class Server:
         return answer.json()
 
     def close(self) -> None:
-        """End whatever still runs."""
+        """End it in order, so that it cleans up; what still runs after that is killed."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGINT)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(10)
         for each in self.processes().values():
             with contextlib.suppress(psutil.NoSuchProcess):
                 each.kill()
         self.process.wait(20)
         until(self.gone, 10)
-        import shutil
-
         shutil.rmtree(self.runtime, ignore_errors=True)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 import sys
 import time
 from typing import Any
@@ -34,7 +35,16 @@ class Progress:
         bar = self._bars.get(key)
         if bar is None:
             form = "{desc}: {percentage:3.0f}% |{bar}| {elapsed} < {remaining}"
-            bar = tqdm(total=total, desc=key, position=len(self._bars), leave=False, bar_format=form, file=sys.stderr)
+            bar = tqdm(
+                total=total,
+                desc=key,
+                position=len(self._bars),
+                leave=False,
+                bar_format=form,
+                file=sys.stderr,
+                # A terminal that tells no width, as some containers' do, would get no bar.
+                ncols=min(100, shutil.get_terminal_size().columns),
+            )
             self._bars[key] = bar
         bar.update(done - bar.n)
         if done >= total:
