@@ -35,6 +35,7 @@ class Progress:
         bar = self._bars.get(key)
         if bar is None:
             form = "{desc}: {percentage:3.0f}% |{bar}| {elapsed} < {remaining}"
+            size = shutil.get_terminal_size()
             bar = tqdm(
                 total=total,
                 desc=key,
@@ -42,8 +43,9 @@ class Progress:
                 leave=False,
                 bar_format=form,
                 file=sys.stderr,
-                # A terminal that tells no width, as some containers' do, would get no bar.
-                ncols=min(100, shutil.get_terminal_size().columns),
+                # A terminal that tells no size, as some containers' do, would get no bar.
+                ncols=min(100, size.columns),
+                nrows=size.lines,
             )
             self._bars[key] = bar
         bar.update(done - bar.n)
