@@ -17,7 +17,7 @@ RUST := $(shell find rust benches -name '*.rs' -not -path '*/target/*' 2>/dev/nu
 # What pip installs of servekit itself, apart from torch, which has an index of its own.
 DEPS = import tomllib; p = tomllib.load(open("pyproject.toml", "rb")); \
 	print("\n".join([d for d in p["project"]["dependencies"] if not d.startswith("torch")]))
-DEV = import tomllib; print("\n".join(tomllib.load(open("pyproject.toml", "rb"))["dependency-groups"]["dev"]))
+DEV = import tomllib; print("\n".join(tomllib.load(open("pyproject.toml", "rb"))["dependency-groups"]["checks"]))
 
 .PHONY: help
 help: ## list the commands
