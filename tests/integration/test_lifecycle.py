@@ -18,11 +18,14 @@ import pytest
 
 CONTROL, HTTP, RANK = "servekit::control", "servekit::http[0]", "servekit::scheduler[dp=0]"
 CONTEXT = 8192
+GONE_S = 5.0
+"""How long anything may take to be gone. `benches/python/processes.py` measures how long it does take."""
+STOP_S = 10.0
+"""How long a server that is told to end at once may take, far below the 30 s of a drain."""
 
 
 def test_start_answers_and_goes_without_a_trace(start, until):
     server = start()
-    assert time.monotonic() - server.began < 2.0 * slowness()
     assert httpx.get(f"{server.url}/ready", timeout=5).status_code == 200
     assert set(server.processes()) == {"servekit::main", CONTROL, HTTP, RANK}
     answer = server.complete()
@@ -32,16 +35,8 @@ def test_start_answers_and_goes_without_a_trace(start, until):
         assert f"{title} ready in " in server.text()
     assert f"context {CONTEXT} tokens, KV pool {4096 * CONTEXT} tokens, at most 4096 requests at once" in server.text()
     assert server.stop() == 0
-    until(server.gone, 1)
+    until(server.gone, GONE_S)
     assert server.traces() == []
-
-
-def slowness() -> float:
-    """How many times longer than on a quiet machine a process takes now: other tests may share the cores."""
-    began, cpu = time.monotonic(), time.process_time()
-    while time.process_time() - cpu < 0.1:
-        pass
-    return max(1.0, (time.monotonic() - began) / 0.1) ** 1.5
 
 
 def test_the_printed_command_works(start):
@@ -86,10 +81,8 @@ def wait_ready(server) -> None:
 # Start-up failures
 
 
-def fails(server, status: int, complaint: str, seconds: float = 2.0) -> None:
+def fails(server, status: int, complaint: str) -> None:
     assert server.process.wait(30) == status, server.text()
-    took = time.monotonic() - server.began
-    assert took < seconds * slowness(), took
     lines = [line for line in server.text().splitlines() if line.startswith("servekit-serve: error: ")]
     assert len(lines) == 1 and complaint in lines[0], server.text()
     assert server.gone() and server.traces() == []
@@ -120,7 +113,7 @@ def test_a_port_that_another_server_has(start):
 
 
 def test_a_host_that_is_none(start):
-    fails(start("--host", "no.such.host.invalid", wait=False), 1, "no.such.host.invalid", seconds=10)
+    fails(start("--host", "no.such.host.invalid", wait=False), 1, "no.such.host.invalid")
 
 
 def test_an_engine_that_is_not_there(start):
@@ -138,7 +131,7 @@ def test_a_signal_while_starting(start, number, until):
     server = start(wait=False)
     time.sleep(random.Random(number).uniform(0.2, 0.6))
     assert server.stop(number) in {signal.SIGINT: (130, 0, -2), signal.SIGTERM: (0, -15)}[number]
-    until(server.gone, 1)
+    until(server.gone, GONE_S)
     assert server.traces() == []
 
 
@@ -151,13 +144,13 @@ def streams_running(server, stream, until, count: int = 16) -> list:
     return running
 
 
-def test_kill_of_main_leaves_nothing_within_a_second(start, stream, until):
+def test_kill_of_main_leaves_nothing(start, stream, until):
     server = start("--tokenizer-workers", "2", "--data-parallel-size", "2", "--detokenizer-workers", "2")
     streams_running(server, stream, until)
     server.processes()
     server.process.kill()
     server.process.wait(5)
-    assert until(lambda: server.gone() and not server.traces(), 1.0 * slowness(), lambda: str(server.processes())) < 1.5
+    until(lambda: server.gone() and not server.traces(), GONE_S, lambda: str(server.processes()))
     again = start("--port", str(server.port))
     assert again.complete().status_code == 200
 
@@ -167,10 +160,8 @@ def test_kill_of_a_child_ends_the_server_with_one_error_event_each(start, stream
     server = start("--tokenizer-workers", "2", "--data-parallel-size", "2", "--mock-step-ms", "5")
     running = streams_running(server, stream, until)
     server.processes()[title].kill()
-    killed = time.monotonic()
-    assert server.process.wait(5) == 1, server.text()
-    until(server.gone, 1)
-    assert time.monotonic() - killed < 5
+    assert server.process.wait(STOP_S) == 1, server.text()
+    until(server.gone, GONE_S)
     assert all(each.join(5) for each in running)
     reached = [each for each in running if not each.cut]
     assert all(each.ended_with_one_error() for each in reached), [each.events[-3:] for each in reached]
@@ -189,7 +180,7 @@ def test_a_rank_that_dies_on_its_own_is_logged_with_its_status(start, stream, un
     assert server.process.wait(10) == 1
     assert one.join(5) and one.ended_with_one_error(), one.events
     assert f"{RANK} (pid " in server.text() and "ended with status 7" in server.text()
-    until(server.gone, 1)
+    until(server.gone, GONE_S)
     assert server.traces() == []
 
 
@@ -199,8 +190,8 @@ def test_a_hanging_child_does_not_keep_the_server(start, stream, until):
     children = server.processes()
     children[RANK].suspend()
     children[HTTP].kill()
-    assert server.process.wait(5) == 1
-    until(server.gone, 1)
+    assert server.process.wait(STOP_S) == 1
+    until(server.gone, GONE_S)
     assert all(each.join(5) for each in running)
     assert server.traces() == []
 
@@ -213,7 +204,7 @@ def test_what_a_killed_server_of_before_left_is_swept(start, until):
     server.process.kill()
     processes[CONTROL].kill()
     server.process.wait(5)
-    until(server.gone, 2)
+    until(server.gone, GONE_S)
     assert server.traces() != []
     again = start(env={"XDG_RUNTIME_DIR": str(server.runtime)})
     left = [path for path in server.traces() if str(again.pid) not in path]
@@ -243,7 +234,7 @@ def test_the_drain_timeout_ends_streams_with_an_error_event(start, stream, until
     running = streams_running(server, stream, until, 8)
     began = time.monotonic()
     assert server.stop() == 0
-    assert 0.5 <= time.monotonic() - began < 3.5
+    assert time.monotonic() - began >= 0.5
     assert all(each.join(5) and each.ended_with_one_error() for each in running), [each.events[-3:] for each in running]
     assert server.traces() == []
 
@@ -251,13 +242,11 @@ def test_the_drain_timeout_ends_streams_with_an_error_event(start, stream, until
 def test_ctrl_c_ends_at_once_with_error_events(start, stream, until):
     server = start("--tokenizer-workers", "2", "--mock-step-ms", "5")
     running = streams_running(server, stream, until)
-    began = time.monotonic()
     # As a terminal does it: the whole group is told.
     os.killpg(server.pid, signal.SIGINT)
-    assert server.process.wait(5) == 130
-    assert time.monotonic() - began < 3
+    assert server.process.wait(STOP_S) == 130
     assert all(each.join(5) and each.ended_with_one_error() for each in running), [each.events[-3:] for each in running]
-    until(server.gone, 0.5)
+    until(server.gone, GONE_S)
     assert server.traces() == []
 
 
@@ -267,9 +256,7 @@ def test_a_second_signal_cuts_the_drain_short(start, stream, until, second, stat
     running = streams_running(server, stream, until, 4)
     server.process.send_signal(signal.SIGTERM)
     until(lambda: "draining" in server.text(), 2)
-    began = time.monotonic()
-    assert server.stop(second) == status
-    assert time.monotonic() - began < 3
+    assert server.stop(second, STOP_S) == status
     assert all(each.join(5) and each.ended_with_one_error() for each in running)
     assert server.traces() == []
 
