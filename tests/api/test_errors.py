@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
 import socket
 from typing import Any
 
@@ -223,15 +225,55 @@ def test_errors_leave_the_connection_usable(server: FakeServer, http: httpx.Clie
         assert chat(http).status_code == 200
 
 
-def test_what_is_no_http_gets_an_error_too(server: FakeServer) -> None:
-    with socket.create_connection(server.address, timeout=5) as sock:
-        sock.sendall(b"nonsense\r\n\r\n")
-        answer = b""
+def exchange(server: FakeServer, *pieces: bytes) -> tuple[bytes, bytes]:
+    """Head and body of the answer to these bytes, from a connection that the server closes."""
+    answer = b""
+    with socket.create_connection(server.address, timeout=5) as sock, contextlib.suppress(ConnectionError):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for piece in pieces:
+            sock.sendall(piece)
         while part := sock.recv(4096):
             answer += part
     head, _, body = answer.partition(b"\r\n\r\n")
+    return head, body
+
+
+@pytest.mark.parametrize("nonsense", [b"nonsense\r\n\r\n", b"CONNECT a:1 HTTP/1.1\r\nhost: a\r\n\r\n"])
+def test_what_is_no_http_gets_an_error_too(server: FakeServer, nonsense: bytes) -> None:
+    head, body = exchange(server, nonsense)
     assert b" 400 " in head
     assert json.loads(body)["error"]["code"] == "invalid_http"
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["at once", "byte by byte"])
+def test_an_offered_upgrade_is_passed_over(server: FakeServer, whole: bool) -> None:
+    body = json.dumps({"model": "tiny", "prompt": "hi"}).encode()
+    request = b"POST %b HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n%b\r\n%b"
+    offer = b"connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAMAAABkAAQ\r\n"
+    sent = request % (COMPLETIONS.encode(), len(body), offer, body)
+    sent += request % (COMPLETIONS.encode(), len(body), b"connection: close\r\n", body)
+    pieces = [sent] if whole else [sent[i : i + 1] for i in range(len(sent))]
+    head, rest = exchange(server, *pieces)
+    assert b" 200 " in head
+    assert rest.count(b"HTTP/1.1 200") == 1, "the second request on the connection"
+
+
+def test_heads_are_bounded(server: FakeServer) -> None:
+    start = b"GET /version HTTP/1.1\r\nconnection: close\r\n"
+    for header in (b"x-large: " + b"y" * (1 << 20), b"x: y\r\n" * (1 << 18)):
+        head, body = exchange(server, start, header)
+        assert b" 431 " in head
+        assert json.loads(body)["error"]["code"] == "invalid_http"
+    head, _ = exchange(server, start, b"x-long: " + b"y" * (32 << 10), b"\r\n\r\n")
+    assert b" 200 " in head
+
+
+def test_what_is_only_logged_can_not_fail(http: httpx.Client, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG, "servekit.http.body"):
+        assert chat(http, unknown=1).status_code == 200
+        assert "unknown" in caplog.text
+        body = b'{"model": "tiny", "prompt": "hi", "x": 1e400}'
+        assert http.post(COMPLETIONS, content=body, headers=JSON).status_code == 200
 
 
 def test_operators_routes_want_the_key(own_server) -> None:

@@ -113,6 +113,13 @@ def test_deep_values_are_refused() -> None:
         ChatTemplate("{{ tools | tojson }}").render(HI, [deep])
 
 
+@pytest.mark.parametrize("arguments", ["[" * 100_000, "{", "1" * 5000], ids=lambda text: text[:5])
+def test_arguments_that_are_no_object_stay_text(arguments: str) -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    template = ChatTemplate("{% for m in messages %}{{ m.tool_calls[0].function.arguments }}{% endfor %}")
+    assert template.render([{"role": "assistant", "content": None, "tool_calls": [call]}]) == arguments
+
+
 def test_a_template_that_is_none_fails_at_the_start() -> None:
     with pytest.raises(ChatTemplateError, match="line 2"):
         ChatTemplate("\n{% for %}")

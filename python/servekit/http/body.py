@@ -84,6 +84,10 @@ def _invalid(text: str) -> Refusal:
 
 
 def _log_unknown(raw: bytes, type_: type[msgspec.Struct]) -> None:
-    unknown = sorted(set(msgspec.json.decode(raw)) - set(type_.__struct_encode_fields__))
-    if unknown:
+    try:
+        sent = set(_decoder(dict[str, msgspec.Raw]).decode(raw))
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        # What the structure skips is not checked as strictly as what is read.
+        return
+    if unknown := sorted(sent - set(type_.__struct_encode_fields__)):
         log.debug("ignored unknown fields: %s", ", ".join(name[:80] for name in unknown[:20]))

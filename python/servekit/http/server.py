@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import Callable, Generator
 from typing import Any
 
+import httptools
 import uvicorn
 from fastapi import FastAPI
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -18,19 +19,75 @@ from servekit.tokenizer.refusal import Refusal
 FINISH_S = 2
 """Seconds that open responses get to write what is left when the server stops."""
 KEEP_ALIVE_S = 65
+MAX_HEAD = 64 << 10
+"""Most bytes of a request's line and headers, beside those of the read in which it began."""
 
 
 class _Protocol(HttpToolsProtocol):
-    """uvicorn's protocol; a request that is no HTTP at all gets an error that clients can read."""
+    """uvicorn's protocol, with heads of bounded size, and without upgrades: an offer of one is passed over.
+
+    A request that is no HTTP at all gets an error that clients can read.
+    """
+
+    _head_size = 0
+    _in_head = False
+    _begun = False
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        self._head_size, self._in_head, self._begun = 0, True, True
         extensions: dict[str, Any] = {CUT_EXTENSION: self.transport.abort}
         self.scope["extensions"] = extensions
 
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        if not self.parser.should_upgrade():
+            super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        if not self.parser.should_upgrade():
+            super().on_message_complete()
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes from the client."""
+        self._unset_keepalive_if_required()
+        self._begun = False
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            self._pass_over_upgrade(data[upgrade.args[0] :])
+        except httptools.HttpParserError:
+            self.send_400_response("it can't be parsed")
+            return
+        if self._in_head and not self._begun:
+            # The parser joins a long header again with every piece of it: megabytes would block the loop for seconds.
+            self._head_size += len(data)
+            if self._head_size > MAX_HEAD:
+                refusal = Refusal(431, f"the request's headers are larger than {MAX_HEAD} bytes", code="invalid_http")
+                self._refuse(b"431 Request Header Fields Too Large", refusal)
+
+    def _pass_over_upgrade(self, rest: bytes) -> None:
+        """Parse the request again without its offer, as RFC 9110 wants; the parser gives up at the end of its head.
+
+        The HTTP client of Java and `curl --http2` offer h2c with every request that they send without TLS.
+        """
+        method = self.parser.get_method()
+        if method == b"CONNECT":
+            self.send_400_response("CONNECT is for proxies")
+            return
+        lines = [b"%b %b HTTP/%b" % (method, self.url, self.parser.get_http_version().encode())]
+        lines += [b"%b: %b" % header for header in self.headers if header[0] != b"upgrade"]
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        self.data_received(b"\r\n".join(lines) + b"\r\n\r\n" + rest)
+
     def send_400_response(self, msg: str) -> None:
-        body = error_body(Refusal(400, f"this is no valid HTTP request: {msg}", code="invalid_http"))
-        head = b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\nconnection: close\r\n"
+        """Refuse what is no HTTP, and close the connection."""
+        self._refuse(b"400 Bad Request", Refusal(400, f"this is no valid HTTP request: {msg}", code="invalid_http"))
+
+    def _refuse(self, status: bytes, refusal: Refusal) -> None:
+        body = error_body(refusal)
+        head = b"HTTP/1.1 %b\r\ncontent-type: application/json\r\nconnection: close\r\n" % status
         self.transport.write(head + b"content-length: %d\r\n\r\n" % len(body) + body)
         self.transport.close()
 
