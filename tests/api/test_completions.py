@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import httpx
 import pytest
 from servekit.messages.batches import FinishReason
@@ -191,3 +193,20 @@ def test_a_server_seed_makes_runs_repeat(own_server) -> None:
         httpx.post(server.url + "/v1/completions", json={"model": "tiny", "prompt": "hi", "n": 2})
         seeds.append([body.sampling_params.seed for _, body in server.control.generated])
     assert seeds[0] == seeds[1]
+
+
+def test_long_echoes_are_no_work_for_the_event_loop(
+    server: FakeServer, http: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads = []
+
+    def decode(ids: list[int], skip: bool) -> str:
+        threads.append(threading.current_thread())
+        return "long"
+
+    monkeypatch.setattr(server.worker.manager.encoder, "decode", decode)
+    assert complete(http, prompt=[1] * 100_000, echo=True).status_code == 400
+    assert not threads, "a prompt that does not fit is refused first"
+    assert complete(http, prompt=[[1] * 50] * 1000, echo=True, max_tokens=0).status_code == 200
+    assert len(threads) == 1000
+    assert server.thread not in threads

@@ -279,6 +279,15 @@ def test_stop_ends_streams_and_the_process(own_server, server: FakeServer) -> No
     assert "shutting down" in ends_with_one_error(dechunk(raw))["message"]
 
 
+def test_a_long_answer_that_is_no_stream_is_nobodys_backlog(server: FakeServer, http: httpx.Client) -> None:
+    def at_once(control: Any, envelope: Envelope, body: TokenizedGenerateReqInput) -> None:
+        control.row(envelope.id, "x" * (5 << 20), FinishReason("length"), prompt=envelope.tokens, done=500)
+
+    server.control.script = at_once
+    answer = http.post("/v1/completions", json=BODY)
+    assert len(answer.json()["choices"][0]["text"]) == 5 << 20
+
+
 def test_a_client_that_does_not_read_does_not_hold_the_others(server: FakeServer) -> None:
     piece = "x" * 60_000
 

@@ -60,7 +60,9 @@ class TextEncoder:
 
     def decode(self, ids: list[int], skip_special_tokens: bool = False) -> str:
         """Text of ids; unknown ids are nothing."""
-        return self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+        # Unlike `decode`, this lets other threads run meanwhile.
+        text: str = self._tokenizer.decode_batch([ids], skip_special_tokens=skip_special_tokens)[0]
+        return text
 
     async def run(self, texts_length: int, function: Any, *args: Any) -> Any:
         """The function's result, computed off the event loop if the texts in it are long."""

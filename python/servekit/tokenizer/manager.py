@@ -173,7 +173,7 @@ class TokenizerManager:
                 choice = Choice(number * n + i, prompt)
                 job.choices.append(choice)
                 messages.append((number, choice, params))
-        job.live = len(job.choices)
+        job.live, job.streamed = len(job.choices), options.streamed
         self.page.worker_add(self.worker, "requests", len(messages))
         self.page.worker_add(self.worker, "prompt_tokens", sum(len(p.ids) for p in prompts))
         if limit == 0:

@@ -10,7 +10,7 @@ from servekit.messages.batches import FinishReason
 from servekit.tokenizer.refusal import ClientGone, Refusal
 
 MAX_UNREAD = 4 << 20
-"""Most characters of one job that wait for its client; beyond it the client is too slow and is cut off."""
+"""Most characters of one stream that wait for its client; beyond it the client is too slow and is cut off."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +84,7 @@ class Job:
     Attributes:
         choices: in response order.
         live: choices that have not ended.
+        streamed: its client gets pieces as they come; otherwise they wait here for the end.
         gone: its client went away.
         closed: it holds nothing any more.
         reserved_tokens, reserved_requests: what was reserved for it on the state page.
@@ -93,6 +94,7 @@ class Job:
     def __init__(self, choices: Sequence[Choice] = (), reserved_tokens: int = 0, reserved_requests: int = 0) -> None:
         self.choices = list(choices)
         self.live = len(self.choices)
+        self.streamed = False
         self.gone = False
         self.closed = False
         self.reserved_tokens = reserved_tokens
@@ -116,7 +118,7 @@ class Job:
             choice.changed = True
             self._changed.append(choice)
         self._wake()
-        return self._unread <= MAX_UNREAD
+        return not self.streamed or self._unread <= MAX_UNREAD
 
     def fail(self, refusal: Refusal) -> None:
         """End the whole job with an error, unless one ended it before."""

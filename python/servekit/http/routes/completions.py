@@ -8,6 +8,7 @@ from fastapi import APIRouter, Request
 from msgspec import Meta
 from starlette.responses import Response
 
+from servekit.config.model_info import ModelInfo
 from servekit.http.body import read_body
 from servekit.http.generation import check_ids, generate, manager_of
 from servekit.http.openapi import describe_body
@@ -15,7 +16,7 @@ from servekit.http.shapes import Head, ended, ending
 from servekit.http.sse import json_text, json_value
 from servekit.tokenizer.encoding import TextEncoder, unpack_ids
 from servekit.tokenizer.manager import TokenizerManager
-from servekit.tokenizer.options import GenerationOptions, unsupported
+from servekit.tokenizer.options import GenerationOptions, token_limit, unsupported
 from servekit.tokenizer.refusal import Refusal
 from servekit.tokenizer.state import Choice, Job, Prompt
 
@@ -47,7 +48,7 @@ async def completions(request: Request) -> Response:
     manager = manager_of(request)
     body = await read_body(request, CompletionRequest, manager.config.server_args.max_body_size)
     _check(body)
-    texts = _prompts(body.prompt, manager.config.model_info.vocab_size)
+    texts = _prompts(body.prompt, manager.config.model_info)
     return await generate(
         request,
         manager,
@@ -71,11 +72,12 @@ def _check(body: CompletionRequest) -> None:
         raise unsupported("best_of")
 
 
-def _prompts(prompt: str | list[Any] | None, vocab_size: int) -> list[str | list[int]]:
+def _prompts(prompt: str | list[Any] | None, model: ModelInfo) -> list[str | list[int]]:
     """The prompts, each a text or its ids.
 
     Raises:
-        Refusal: there is none, they are of different kinds, or an id is outside the vocabulary.
+        Refusal: there is none, they are of different kinds, ids do not fit the context, or one is outside the
+            vocabulary.
     """
     if prompt is None:
         raise Refusal(400, "prompt is missing", param="prompt")
@@ -89,12 +91,14 @@ def _prompts(prompt: str | list[Any] | None, vocab_size: int) -> list[str | list
     prompts: list[Any] = [prompt] if kinds == {int} else prompt
     for each in prompts:
         if isinstance(each, list):
-            check_ids(each, vocab_size, "prompt")
+            # Before anything that takes time for each of millions of ids.
+            token_limit(None, len(each), model.max_model_len)
+            check_ids(each, model.vocab_size, "prompt")
     return prompts
 
 
 async def _tokenize(manager: TokenizerManager, texts: list[str | list[int]], body: CompletionRequest) -> list[Prompt]:
-    size = sum(len(text) for text in texts if isinstance(text, str))
+    size = sum(len(text) for text in texts if isinstance(text, str) or body.echo)
     made: list[Prompt] = await manager.encoder.run(size, _encode, manager.encoder, texts, body)
     return made
 
