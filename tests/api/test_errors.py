@@ -219,6 +219,17 @@ def test_large_bodies(own_server) -> None:
         )
 
 
+@pytest.mark.parametrize(
+    ("most", "choices"), [(16 << 10, {}), (8 << 10, {"n": 128}), (1 << 10, {"prompt": ["hi"] * 8, "n": 128})]
+)
+def test_stop_strings_are_bounded_by_what_all_choices_need(
+    http: httpx.Client, most: int, choices: dict[str, Any]
+) -> None:
+    stops = ["é" * 512] * (most >> 10)
+    assert complete(http, stop=stops, **choices).status_code == 200
+    assert error_of(complete(http, stop=[*stops, "x"], **choices))["param"] == "stop"
+
+
 def test_errors_leave_the_connection_usable(server: FakeServer, http: httpx.Client) -> None:
     for _ in range(3):
         error_of(chat(http, messages="hello"))

@@ -88,6 +88,7 @@ async def generate(
     messages = prompts * options.choices
     if messages > MAX_CHOICES:
         raise Refusal(400, f"n: {messages} choices in one request are more than {MAX_CHOICES}", param="n")
+    opt.check_stops(options, messages)
     job = manager.admit(messages, options.choices * (size // _CHARACTERS_PER_TOKEN + prompts))
     job.cut = request.scope.get("extensions", {}).get(CUT_EXTENSION)
     gone = asyncio.ensure_future(_leave(request, job))

@@ -18,6 +18,10 @@ from servekit.tokenizer.refusal import Refusal, too_long
 
 MAX_N = 128
 MAX_STOPS = 128
+MAX_STOP_BYTES = 16 << 10
+"""Most bytes of all stop strings together: each costs the detokenizer about a hundred."""
+MAX_GROUP_STOP_BYTES = 1 << 20
+"""The same, times the choices of the request: each choice looks for them by itself."""
 GREEDY_BELOW = 1e-4
 """Temperatures under this are greedy: dividing logits by less gives infinities in float32."""
 
@@ -185,6 +189,19 @@ def stop_strings(options: GenerationOptions) -> tuple[str, ...]:
     if stop is None:
         return ()
     return tuple(s for s in ([stop] if isinstance(stop, str) else stop) if s)
+
+
+def check_stops(options: GenerationOptions, choices: int) -> None:
+    """The stop strings of a request of that many choices take no more memory than the server can give.
+
+    Raises:
+        Refusal: they are too long.
+    """
+    most = min(MAX_STOP_BYTES, MAX_GROUP_STOP_BYTES // choices)
+    if (size := sum(len(stop.encode()) for stop in stop_strings(options))) > most:
+        raise Refusal(
+            400, f"stop: {size} bytes in all are more than the {most} that {choices} choices may have", param="stop"
+        )
 
 
 def text_options(options: GenerationOptions) -> TextOptions:
