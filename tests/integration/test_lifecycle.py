@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import resource
 import signal
 import socket
 import subprocess
@@ -336,3 +337,17 @@ def test_the_installed_command_is_this_module():
         [sys.executable, "-P", "-m", "servekit.cli.serve", "--version"], capture_output=True, text=True, timeout=10
     )
     assert done.returncode == 0 and "version" in done.stdout
+
+
+@pytest.mark.parametrize("descriptors", [12, 16])
+def test_too_few_descriptors_end_the_start_with_one_line(tmp_path, descriptors):
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors, descriptors))
+
+    command = [sys.executable, "-P", "-m", "servekit.cli.serve", "--engine", "mock", "--port", "0"]
+    env = {**os.environ, "XDG_RUNTIME_DIR": str(tmp_path)}
+    done = subprocess.run(command, env=env, preexec_fn=limit, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert line == "servekit-serve: error: the system does not give what a server needs: Too many open files"
+    assert list(tmp_path.iterdir()) == []

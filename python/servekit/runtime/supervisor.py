@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import signal
@@ -189,8 +190,16 @@ def serve(args: ServerArgs) -> int:
     except Stopped as stop:
         return _status_of(stop.number)
     except (ConfigError, ListenError, ModelError, RunDirError, SegmentError, StartError) as error:
-        print(f"servekit-serve: error: {error}", file=sys.stderr)  # noqa: T201 (the operator's one line)
-        return START_FAILED
+        return _refuse(str(error))
+    except OSError as error:
+        if error.errno not in (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM):
+            raise
+        return _refuse(f"the system does not give what a server needs: {error.strerror}")
+
+
+def _refuse(why: str) -> int:
+    print(f"servekit-serve: error: {why}", file=sys.stderr)  # noqa: T201 (the operator's one line)
+    return START_FAILED
 
 
 def _status_of(number: int) -> int:
