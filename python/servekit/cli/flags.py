@@ -39,14 +39,14 @@ class Flag(NamedTuple):
 
 FLAGS = (
     Flag("tokenizer", MODEL, "Folder or tokenizer.json instead of the model's.", ("--tokenizer-path",), "PATH"),
-    Flag("served_model_name", MODEL, "Name under which clients ask for the model.", ("--alias",), "NAME"),
+    Flag("served_model_name", MODEL, "Name under which clients ask for the model.", ("--alias", "-a"), "NAME"),
     Flag("revision", MODEL, "Branch, tag or commit of a hub model.", (), "REV"),
     Flag("chat_template", MODEL, "Jinja chat template: a file, or the template itself.", (), "FILE"),
     Flag(
         "max_model_len",
         MODEL,
         "Context in tokens, prompt and output together.",
-        ("--context-length", "--ctx-size"),
+        ("--context-length", "--ctx-size", "-c"),
         "TOKENS",
         "the model's",
     ),
@@ -61,11 +61,17 @@ FLAGS = (
         "tokenizer_workers",
         BALANCE,
         "HTTP worker processes, which tokenize.",
-        ("--tokenizer-worker-num", "--api-server-count"),
+        ("--tokenizer-worker-num", "--api-server-count", "-asc"),
         "N",
     ),
     Flag("detokenizer_workers", BALANCE, "Detokenizer threads.", ("--detokenizer-worker-num",), "N"),
-    Flag("data_parallel_size", BALANCE, "Ranks: schedulers with a copy of the model each.", ("--dp", "--dp-size"), "N"),
+    Flag(
+        "data_parallel_size",
+        BALANCE,
+        "Ranks: schedulers, each with a copy of the model.",
+        ("--dp", "--dp-size", "-dp"),
+        "N",
+    ),
     Flag(
         "load_balance_method",
         BALANCE,
@@ -81,7 +87,7 @@ FLAGS = (
         "max_running_requests",
         ENGINE,
         "Most requests in a rank's batch.",
-        ("--max-num-seqs", "--parallel"),
+        ("--max-num-seqs", "--parallel", "-np"),
         "N",
         "64 on a CPU, 256 with CUDA, 4096 for mock",
     ),
@@ -98,7 +104,7 @@ FLAGS = (
 )
 """All but MODEL, which is positional and has the aliases `MODEL_FLAGS`."""
 
-MODEL_FLAGS = ("--model", "--model-path")
+MODEL_FLAGS = ("--model", "--model-path", "-m")
 
 EXAMPLES = """\
 Examples:
@@ -112,4 +118,5 @@ Examples:
 
 Every flag can be set by an environment variable, --max-model-len by SERVEKIT_MAX_MODEL_LEN, and by a line of the
 file that --config names, YAML or TOML: max-model-len: 4096. A flag wins over the environment, that over the file.
+Spellings of vLLM, SGLang and llama.cpp work too where they mean the same: --dp, --max-num-seqs, --context-length, -m.
 """

@@ -117,6 +117,12 @@ class _TokenizerJson(msgspec.Struct):
     post_processor: dict[str, Any] | None = None
 
 
+def hint_of_gguf(folder: Path) -> str:
+    """End of an error line about a folder that holds a GGUF file, which is named itself; else nothing."""
+    gguf = next(iter(sorted(folder.glob("*.gguf"))), None)
+    return f"; name the file instead: {gguf}" if gguf else ""
+
+
 def read_weights_info(folder: Path) -> WeightsInfo:
     """Reads config.json and generation_config.json.
 
@@ -125,7 +131,8 @@ def read_weights_info(folder: Path) -> WeightsInfo:
     """
     config = read_json(folder / "config.json")
     if not config:
-        raise ModelError(f"{folder}: no config.json: this is not a model folder")
+        what = "config.json says nothing" if (folder / "config.json").is_file() else "no config.json"
+        raise ModelError(f"{folder}: {what}: this is not a model folder{hint_of_gguf(folder)}")
     text_config = config.get("text_config")
     # A model that also sees or hears keeps its language part one level down.
     config = {**text_config, **config} if isinstance(text_config, dict) else config

@@ -14,6 +14,7 @@ from servekit.config.model_info import (
     TokenizerInfo,
     WeightsInfo,
     end_of_turn_ids,
+    hint_of_gguf,
     read_tokenizer_info,
     read_weights_info,
 )
@@ -114,9 +115,7 @@ def _name_of(file: Path) -> str:
 def _check_weights(folder: Path) -> None:
     if any(folder.glob("*.safetensors")):
         return
-    gguf = next(iter(sorted(folder.glob("*.gguf"))), None)
-    hint = f"; name the file instead: {gguf}" if gguf else ""
-    raise ModelError(f"{folder}: no *.safetensors file{hint}")
+    raise ModelError(f"{folder}: no *.safetensors file{hint_of_gguf(folder)}")
 
 
 def _max_model_len(asked: int | None, model: int) -> int:

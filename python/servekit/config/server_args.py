@@ -99,21 +99,12 @@ class ServerArgs(msgspec.Struct, kw_only=True, frozen=True):
         for name, (low, high) in _RANGES.items():
             value = getattr(self, name)
             if value is not None and not low <= value <= high:
-                raise ConfigError(f"{flag_of(name)} must be from {low:g} to {high:g}, not {value:g}")
+                raise ConfigError(f"{flag_of(name)} must be from {_plain(low)} to {_plain(high)}, not {_plain(value)}")
         for name, choices in CHOICES.items():
             value = getattr(self, name)
             if value not in choices:
                 raise ConfigError(f"{flag_of(name)} must be one of {', '.join(choices)}, not {value!r}")
-        for name in (
-            "model",
-            "tokenizer",
-            "served_model_name",
-            "revision",
-            "host",
-            "engine",
-            "mock_script",
-            "admin_api_key",
-        ):
+        for name in _NOT_EMPTY:
             if getattr(self, name) == "":
                 raise ConfigError(f"{flag_of(name)} must not be empty")
         if self.mock_script is not None:
@@ -154,6 +145,11 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "log_level": LOG_LEVELS,
     "log_format": LOG_FORMATS,
 }
+
+
+def _plain(number: float) -> str:
+    """A number as a person would write it: 16777216, 0.5."""
+    return f"{number:.15g}"
 
 
 def flag_of(field: str) -> str:

@@ -135,7 +135,7 @@ def _least(info: list[dict[str, Any]], key: str) -> str:
 
 def curl_line(url: str, model: str, *, chat: bool) -> str:
     """A command line that asks the model something."""
-    body: dict[str, Any] = {"model": model, "max_tokens": 64}
+    body: dict[str, Any] = {"model": model, "max_tokens": 64, "temperature": 0}
     if chat:
         body["messages"] = [{"role": "user", "content": "What is the capital of France?"}]
     else:

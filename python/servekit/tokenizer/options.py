@@ -22,8 +22,6 @@ MAX_STOP_BYTES = 16 << 10
 """Most bytes of all stop strings together: each costs the detokenizer about a hundred."""
 MAX_GROUP_STOP_BYTES = 1 << 20
 """The same, times the choices of the request: each choice looks for them by itself."""
-GREEDY_BELOW = 1e-4
-"""Temperatures under this are greedy: dividing logits by less gives infinities in float32."""
 
 _SEED_MASK = (1 << 63) - 1
 
@@ -72,6 +70,12 @@ class Unbuilt(msgspec.Struct, kw_only=True):
     stop_regex: Any = None
     use_beam_search: bool | None = None
     length_penalty: float | None = None
+    repeat_penalty: float | None = None
+    typical_p: float | None = None
+    mirostat: int | None = None
+    dry_multiplier: float | None = None
+    xtc_probability: float | None = None
+    dynatemp_range: float | None = None
     truncate_prompt_tokens: int | None = None
     custom_logit_processor: Any = None
     logits_processors: Any = None
@@ -88,6 +92,12 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
     "bad_words": ([],),
     "use_beam_search": (False,),
     "length_penalty": (1,),
+    "repeat_penalty": (1,),
+    "typical_p": (1,),
+    "mirostat": (0,),
+    "dry_multiplier": (0,),
+    "xtc_probability": (0,),
+    "dynatemp_range": (0,),
 }
 
 
@@ -241,7 +251,7 @@ def sampling_params(
     return SamplingParams(
         max_new_tokens=max_new_tokens,
         min_new_tokens=min_tokens,
-        temperature=0.0 if temperature < GREEDY_BELOW else temperature,
+        temperature=temperature,
         top_p=_either(options.top_p, defaults.get("top_p"), 1.0),
         top_k=_top_k(_either(options.top_k, defaults.get("top_k"), -1)),
         min_p=_either(options.min_p, defaults.get("min_p"), 0.0),
