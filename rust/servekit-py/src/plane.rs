@@ -54,6 +54,7 @@ impl ControlPlane {
             rank_wait: seconds("rank_wait_timeout", rank_wait_timeout)?,
             max_queued: max_queued_requests,
             build: build_name(),
+            endpoints: None,
         };
         Ok(Self(Plane::new(config).map_err(Error::from)?))
     }
@@ -69,16 +70,25 @@ impl ControlPlane {
         Ok(py.detach(|| self.0.wait(timeout)))
     }
 
-    /// Let a rank take requests, running at most `max_running` at once, or end what it has with `reason`.
-    #[pyo3(signature = (rank, active, reason="", max_running=0))]
-    fn set_rank(&self, py: Python<'_>, rank: usize, active: bool, reason: &str, max_running: usize) -> PyResult<()> {
+    /// Let a life of a rank take requests, running at most `max_running` at once, or end what it has with `reason`.
+    #[pyo3(signature = (rank, active, reason="", max_running=0, epoch=None))]
+    fn set_rank(
+        &self,
+        py: Python<'_>,
+        rank: usize,
+        active: bool,
+        reason: &str,
+        max_running: usize,
+        epoch: Option<u32>,
+    ) -> PyResult<()> {
         let reason = reason.to_owned();
-        Ok(py.detach(|| self.0.set_rank(rank, active, reason, max_running)).map_err(Error::from)?)
+        Ok(py.detach(|| self.0.set_rank(rank, epoch, active, reason, max_running)).map_err(Error::from)?)
     }
 
-    /// End what a worker's process had: it is gone.
-    fn worker_down(&self, py: Python<'_>, worker: usize) -> PyResult<()> {
-        Ok(py.detach(|| self.0.worker_down(worker)).map_err(Error::from)?)
+    /// End what a life of a worker had: it is gone.
+    #[pyo3(signature = (worker, epoch=None))]
+    fn worker_down(&self, py: Python<'_>, worker: usize, epoch: Option<u32>) -> PyResult<()> {
+        Ok(py.detach(|| self.0.worker_down(worker, epoch)).map_err(Error::from)?)
     }
 
     /// End every request with an error and take no further one; how many there were.

@@ -142,7 +142,9 @@ pub enum Event<'a, F> {
     RankState {
         /// The rank.
         rank: usize,
-        /// Whether it does.
+        /// The life that it speaks of; none for the present one.
+        epoch: Option<u32>,
+        /// Whether that life takes requests; if not, it is over.
         active: bool,
         /// Why not, for clients and the log.
         reason: String,
@@ -153,6 +155,8 @@ pub enum Event<'a, F> {
     WorkerDown {
         /// The worker.
         worker: usize,
+        /// The life that is over; none for the present one.
+        epoch: Option<u32>,
     },
     /// The pipe to a worker was full, and frames for it are lost.
     WorkerCut {
@@ -183,10 +187,12 @@ pub enum Event<'a, F> {
 /// Something to do. Actions are carried out in order.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Action<F> {
-    /// The shard of a request begins its state.
+    /// The shard of a request begins its state; at once after it the request is sent or fails.
     Open {
         /// The request.
         rid: Rid,
+        /// The rank whose rows count; none for a request that fails.
+        rank: Option<usize>,
         /// What the shard must know.
         text: TextOptions,
         /// Whether text goes out as it comes.
