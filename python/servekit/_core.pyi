@@ -11,10 +11,10 @@ __all__ = [
     "Detokenizer",
     "DispatchError",
     "LoadBalanceMethod",
-    "LoadReport",
     "MalformedError",
     "MultiTokenizerRouter",
     "PhaseError",
+    "RankReport",
     "ResourceError",
     "RowError",
     "ServekitError",
@@ -329,12 +329,12 @@ class LoadBalanceMethod:
     def __eq__(self, value: object, /) -> bool: ...
 
 @final
-class LoadReport:
+class RankReport:
     """A rank's own word on its load. Every request up to `last_dispatch` that it has not released counts."""
 
-    def __new__(cls, rank: int, last_dispatch: int, requests: int, tokens: int) -> LoadReport: ...
+    def __new__(cls, rank: int, last_dispatch: int, requests: int, tokens: int) -> RankReport: ...
     @staticmethod
-    def from_envelope(frame: bytes) -> LoadReport | None:
+    def from_envelope(frame: bytes) -> RankReport | None:
         """The report in the envelope of a rank's batch; None if it has none.
 
         Raises:
@@ -388,7 +388,7 @@ class DPBudget:
             DispatchError: there is no such rank, or it is not active.
         """
 
-    def update(self, report: LoadReport) -> bool:
+    def update(self, report: RankReport) -> bool:
         """Take a rank's report; False if it is older than a known one, or speaks of ranks or dispatches that never were."""
 
     def release(self, rank: int, dispatch: int) -> bool:
@@ -561,16 +561,29 @@ class MultiTokenizerRouter:
 class SocketMapping:
     """Sends to HTTP workers; connects to one when the first message for it comes.
 
-    It connects nowhere but to sockets in the run directory, whose names follow from worker and epoch.
+    It connects nowhere but to sockets in the run directory, whose names follow from worker and epoch. Frames to a worker
+    are numbered; the worker tells the highest number that it has handled (in an ACK), and whoever gets that calls
+    `acknowledge`.
     """
 
-    def __new__(cls, run_dir: str | os.PathLike[str], worker_epochs: list[int], epoch: int = 1) -> SocketMapping:
+    def __new__(
+        cls,
+        run_dir: str | os.PathLike[str],
+        worker_epochs: list[int] | None = None,
+        epoch: int = 1,
+        max_unacknowledged: int = ...,
+    ) -> SocketMapping:
         """A mapping of the life `epoch` of its process.
 
         Args:
             run_dir: folder of the sockets.
-            worker_epochs: present life of each worker, from 1.
+            worker_epochs: present life of each worker, from 1; without it, whatever worker and life an id names.
             epoch: life of the sender.
+            max_unacknowledged: bytes that a worker may have been sent and not acknowledged, 64 MiB if not given; further
+                messages are dropped and counted.
+
+        Raises:
+            SettingError: `worker_epochs` is empty, too long or holds 0.
         """
 
     def send_output(self, rid: int, envelope: bytes, body: bytes) -> bool:
@@ -579,21 +592,25 @@ class SocketMapping:
         The envelope may be anybody's: sender, epochs and number are written anew.
 
         Returns:
-            Whether it is on its way; if not, the worker reads too slowly or that life of it is over.
+            Whether it is on its way; if not, too much waits for the worker or that life of it is over.
 
         Raises:
             MalformedError: the envelope is none.
         """
 
+    def acknowledge(self, rid: int, number: int) -> bool:
+        """The worker of a request id has handled all messages up to that number; False if it was never sent so many."""
+
     def remove(self, worker: int) -> None:
-        """Close a worker's socket and send nothing to this life of it any more."""
+        """Close a worker's sockets and send nothing to this life of it any more."""
 
     def clear_all_sockets(self) -> None:
         """Close every socket; the next message for a worker connects again."""
 
     def __len__(self) -> int: ...
-    def counters(self) -> list[dict[str, int]]:
-        """For each worker: messages, bytes, lost, cuts, unroutable."""
+    def counters(self) -> dict[int, dict[str, int]]:
+        """For each worker that anything was meant for: messages, bytes, lost, cuts, unroutable, unacknowledged_frames,
+        unacknowledged_bytes."""
 
 @final
 class ControlPlane:
@@ -615,6 +632,7 @@ class ControlPlane:
         state_page: str | None = None,
         rank_wait_timeout: float = 30.0,
         max_queued_requests: int = 1024,
+        max_unacknowledged: int = ...,
     ) -> ControlPlane:
         """A plane that does not run yet.
 
@@ -628,6 +646,8 @@ class ControlPlane:
             state_page: name of the state page, to be written.
             rank_wait_timeout: how long a request waits while no rank is active.
             max_queued_requests: most requests in flight beyond those that the active ranks run at once.
+            max_unacknowledged: bytes that a worker may have been sent and not acknowledged, 64 MiB if not given; over
+                that its requests end with an error.
 
         Raises:
             SettingError: one of them is out of range.

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use pyo3::prelude::*;
 use servekit_core::dispatch::LoadBalanceMethod;
+use servekit_core::fanout::MAX_UNACKNOWLEDGED;
 use servekit_core::plane::{Plane, PlaneConfig};
 
 use crate::errors::{Error, seconds};
@@ -28,6 +29,7 @@ impl ControlPlane {
         state_page=None,
         rank_wait_timeout=30.0,
         max_queued_requests=1024,
+        max_unacknowledged=MAX_UNACKNOWLEDGED,
     ))]
     #[expect(clippy::too_many_arguments, reason = "keywords in Python")]
     fn new(
@@ -41,6 +43,7 @@ impl ControlPlane {
         state_page: Option<String>,
         rank_wait_timeout: f64,
         max_queued_requests: usize,
+        max_unacknowledged: usize,
     ) -> PyResult<Self> {
         let config = PlaneConfig {
             run_dir,
@@ -54,6 +57,7 @@ impl ControlPlane {
             rank_wait: seconds("rank_wait_timeout", rank_wait_timeout)?,
             max_queued: max_queued_requests,
             build: build_name(),
+            max_unacknowledged,
             endpoints: None,
         };
         Ok(Self(Plane::new(config).map_err(Error::from)?))

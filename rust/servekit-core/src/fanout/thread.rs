@@ -25,6 +25,13 @@ pub(crate) enum FanoutTask {
         /// Body and attachments.
         rest: Frames,
     },
+    /// A worker has handled all messages up to a number.
+    Acknowledge {
+        /// The worker.
+        route: Route,
+        /// The number.
+        number: u64,
+    },
     /// A life of a worker is there.
     Greet {
         /// The worker.
@@ -59,6 +66,10 @@ pub(crate) fn run(
             }
             FanoutTask::Single { route, envelope, rest } => {
                 send(&mut mapping, route, envelope, rest, cuts, log)?;
+            }
+            FanoutTask::Acknowledge { route, number } => {
+                // What a life that is over has handled is of no interest.
+                mapping.acknowledge(route, number);
             }
             FanoutTask::Greet { worker, epoch } => mapping.greet(worker, epoch)?,
             FanoutTask::Forget { worker } => mapping.remove(worker),

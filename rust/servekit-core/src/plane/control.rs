@@ -58,6 +58,8 @@ pub struct PlaneConfig {
     pub max_queued: usize,
     /// Text that names this build to peers.
     pub build: String,
+    /// Bytes that a worker may have been sent and not said yet that it has handled.
+    pub max_unacknowledged: usize,
     /// Where peers meet control, if not at sockets in the run directory. The workers' own sockets are always there.
     pub endpoints: Option<Endpoints>,
 }
@@ -197,7 +199,8 @@ impl Plane {
         let waker = Waker::new()?;
         let (stops, cuts) = (Mailbox::new(&waker), Mailbox::new(&waker));
         let hello = frames::hello(epoch, SCHEMA, &config.build);
-        let mapping = SocketMapping::new(context, &config.run_dir, epoch, &config.build, &config.worker_epochs);
+        let mapping = SocketMapping::new(context, &config.run_dir, epoch, &config.build, &config.worker_epochs)
+            .with_most_unacknowledged(config.max_unacknowledged);
         let peers = mapping.counters();
         let wake = || {
             let waker = Arc::clone(&waker);

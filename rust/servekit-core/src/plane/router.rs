@@ -259,6 +259,7 @@ impl Router {
                 let body = vec![Message::copy_of(&NIL)];
                 self.ranks.message(rank, self.hello.clone(), body, receiver_epoch)?;
             }
+            Action::Acknowledge { route, number } => self.to_fanout(FanoutTask::Acknowledge { route, number }),
             Action::HelloWorker { worker, receiver_epoch } => {
                 if let Ok(worker) = u16::try_from(worker) {
                     self.to_fanout(FanoutTask::Greet { worker, epoch: receiver_epoch });

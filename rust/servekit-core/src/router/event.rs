@@ -86,6 +86,13 @@ pub enum Event<'a, F> {
         /// Request to end.
         rid: Rid,
     },
+    /// A worker has handled what this process sent it.
+    Acknowledge {
+        /// Its link.
+        from: Peer,
+        /// Number of the last such message on the link to it.
+        number: u64,
+    },
     /// A worker has a message for every rank.
     Control {
         /// Its link.
@@ -255,6 +262,13 @@ pub enum Action<F> {
     Forward {
         /// Correlation id.
         id: Rid,
+    },
+    /// A worker has handled all messages up to a number.
+    Acknowledge {
+        /// The worker and its life.
+        route: Route,
+        /// The number.
+        number: u64,
     },
     /// A rank is greeted.
     HelloRank {

@@ -86,7 +86,8 @@ pub fn from_worker(frames: Frames) -> Event<'static, Frames> {
     let (kind, rid, stream) = (envelope.kind, Rid(envelope.id), envelope.flags & FLAG_STREAM != 0);
     match envelope.section {
         Section::Hello { schema } => Event::Hello { side, from, schema, name: name(&envelope) },
-        Section::Abort => Event::Abort { from, rid },
+        Section::Empty if kind == Kind::Ack => Event::Acknowledge { from, number: envelope.id },
+        Section::Empty => Event::Abort { from, rid },
         Section::Request { rank, tokens, .. } => {
             let text = match (kind, envelope.ext(Ext::Text)) {
                 (Kind::Embedding, _) => Err("this server computes no embeddings".to_owned()),
@@ -134,7 +135,7 @@ pub fn from_rank(mut frames: Frames) -> FromRank {
             Some(active) => Event::ActiveRanks { from, active },
             None => Event::Malformed { side, reason: "body is no ActiveRanksOutput".to_owned() },
         },
-        Section::Batch { .. } | Section::Control { .. } | Section::Request { .. } | Section::Abort => {
+        Section::Batch { .. } | Section::Control { .. } | Section::Request { .. } | Section::Empty => {
             unknown(side, from, kind)
         }
     };
@@ -225,7 +226,7 @@ pub fn hello(epoch: u32, schema: u64, build: &str) -> Vec<u8> {
 
 /// The end of a request.
 pub fn abort(epoch: u32, rid: Rid) -> Vec<u8> {
-    EnvelopeBuilder { sender_epoch: epoch, id: rid.0, ..EnvelopeBuilder::new(Kind::Abort, Section::Abort) }.encode()
+    EnvelopeBuilder { sender_epoch: epoch, id: rid.0, ..EnvelopeBuilder::new(Kind::Abort, Section::Empty) }.encode()
 }
 
 /// Body of an abort, `["AbortReq", rid, ""]`.

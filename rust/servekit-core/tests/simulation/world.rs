@@ -63,24 +63,71 @@ pub(crate) enum Down {
 /// Something that will happen.
 #[derive(Clone)]
 pub(crate) enum What {
-    Up { side: Side, number: usize, link: Link, message: Up },
-    ToRank { rank: usize, link: Link, message: Down },
-    ToWorker { route: Route, link: Link, message: Down },
-    Step { rank: usize, epoch: u32 },
-    Ask { worker: usize },
-    ClientGone { rid: Rid },
-    StopMatch { control: u32, rid: Rid },
-    Kill { side: Side, number: usize },
-    Freeze { side: Side, number: usize },
+    Up {
+        side: Side,
+        number: usize,
+        link: Link,
+        message: Up,
+    },
+    ToRank {
+        rank: usize,
+        link: Link,
+        message: Down,
+    },
+    ToWorker {
+        route: Route,
+        link: Link,
+        message: Down,
+    },
+    Step {
+        rank: usize,
+        epoch: u32,
+    },
+    Ask {
+        worker: usize,
+    },
+    ClientGone {
+        rid: Rid,
+    },
+    StopMatch {
+        control: u32,
+        rid: Rid,
+    },
+    Kill {
+        side: Side,
+        number: usize,
+    },
+    Freeze {
+        side: Side,
+        number: usize,
+    },
     /// Supervision tells of an end.
-    Down { side: Side, number: usize, epoch: u32 },
-    Start { side: Side, number: usize, epoch: u32 },
+    Down {
+        side: Side,
+        number: usize,
+        epoch: u32,
+    },
+    Start {
+        side: Side,
+        number: usize,
+        epoch: u32,
+    },
     /// Supervision tells that a rank is ready.
-    Ready { rank: usize, epoch: u32 },
+    Ready {
+        rank: usize,
+        epoch: u32,
+    },
     RestartControl,
-    MeetControl { side: Side, number: usize, epoch: u32, control: u32 },
+    MeetControl {
+        side: Side,
+        number: usize,
+        epoch: u32,
+        control: u32,
+    },
     Mask,
-    Cut { worker: usize },
+    Cut {
+        worker: usize,
+    },
     Settle,
 }
 
@@ -327,7 +374,10 @@ impl World {
                     Some(batch) => &**batch,
                     None => &servekit_core::router::frames::NoRows,
                 };
-                self.tell(Event::Batch { from, last_dispatch, load, rows: Ok(rows) }, body.as_ref().map(|body| (from.number, body)));
+                self.tell(
+                    Event::Batch { from, last_dispatch, load, rows: Ok(rows) },
+                    body.as_ref().map(|body| (from.number, body)),
+                );
             }
         }
     }
@@ -390,7 +440,7 @@ impl World {
                 self.greeted.insert(route, (receiver_epoch, 0));
                 self.to_worker(route, Down::Hello);
             }
-            Action::ForgetRank { .. } | Action::Log(..) => {}
+            Action::Acknowledge { .. } | Action::ForgetRank { .. } | Action::Log(..) => {}
             Action::ForgetWorker { worker } => self.greeted.retain(|route, _| usize::from(route.worker) != worker),
             Action::Fatal(reason) => panic!("fatal: {reason}"),
         }

@@ -18,7 +18,7 @@ use super::link::Link;
 use crate::dispatch::{DpBudget, LoadBalanceMethod};
 use crate::log::Level;
 use crate::stats::Counters;
-use crate::wire::{Load, Rid};
+use crate::wire::{Load, Rid, Route};
 
 /// Settings that hold for the life of a router.
 #[derive(Clone, Debug)]
@@ -132,6 +132,12 @@ impl<F> Core<F> {
             Event::Hello { side, from, schema, name } => self.hello(side, from, schema, &name, now, actions),
             Event::Request { from, request } => self.request(from, request, now, actions),
             Event::Abort { from, rid } => self.client_abort(from, rid, actions),
+            Event::Acknowledge { from, number } => {
+                if self.admit(Side::Worker, from, actions) {
+                    let route = Route { worker: from.number, epoch: (from.epoch & 0xFFF) as u16 };
+                    actions.push(Action::Acknowledge { route, number });
+                }
+            }
             Event::Control { from, id, state, frame } => self.control(from, id, state, frame, actions),
             Event::Batch { from, last_dispatch, load, rows } => {
                 self.batch(from, last_dispatch, load, rows, now, actions);
