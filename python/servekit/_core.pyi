@@ -389,7 +389,7 @@ class DPBudget:
         """
 
     def update(self, report: RankReport) -> bool:
-        """Take a rank's report; False if it is older than a known one, or speaks of ranks or dispatches that never were."""
+        """Take a rank's report; False if it is older than a known one, or of ranks or dispatches that never were."""
 
     def release(self, rank: int, dispatch: int) -> bool:
         """Take back a dispatch that no report will show; False if one has."""
@@ -479,16 +479,16 @@ class DataParallelController:
         """Tokens of each rank, as `DPBudget.total_tokens`."""
 
     def counters(self) -> dict[str, int]:
-        """Messages: dispatched, refused, broadcast, reports, reports_ignored, dropped (ends for a slow output), malformed."""
+        """Messages: dispatched, refused, broadcast, reports, reports_ignored, malformed; dropped ends of requests."""
 
 @final
 class MultiTokenizerRouter:
     """Takes requests of any number of workers, sends each to a rank, remembers it until its end, and splits the ranks'
     batches over the workers.
 
-    This is the router of `ControlPlane` with its detokenizer and fan-out, over sockets that the caller names. Both sides
-    greet: a worker or rank opens its link with HELLO and gets one. A worker receives at `w{worker}-{epoch}.ipc` in the
-    run directory; its requests carry ids of `messages.envelope.mint_rid`. Without a tokenizer, workers get ids only.
+    This is the router of `ControlPlane` with its detokenizer and fan-out, over sockets that the caller names. Both
+    sides greet: a worker or rank opens its link with HELLO and gets one. A worker receives at `w{worker}-{epoch}.ipc`
+    in the run directory; its requests carry ids of `messages.envelope.mint_rid`. Without a tokenizer, workers get ids.
 
     Addresses are `ipc:///path` or `tcp://127.0.0.1:port`; times are in seconds.
     """
@@ -561,9 +561,9 @@ class MultiTokenizerRouter:
 class SocketMapping:
     """Sends to HTTP workers; connects to one when the first message for it comes.
 
-    It connects nowhere but to sockets in the run directory, whose names follow from worker and epoch. Frames to a worker
-    are numbered; the worker tells the highest number that it has handled (in an ACK), and whoever gets that calls
-    `acknowledge`.
+    It connects nowhere but to sockets in the run directory, whose names follow from worker and epoch. Frames to a
+    worker are numbered; the worker tells the highest number that it has handled (in an ACK), and whoever gets that
+    calls `acknowledge`.
     """
 
     def __new__(
@@ -579,8 +579,8 @@ class SocketMapping:
             run_dir: folder of the sockets.
             worker_epochs: present life of each worker, from 1; without it, whatever worker and life an id names.
             epoch: life of the sender.
-            max_unacknowledged: bytes that a worker may have been sent and not acknowledged, 64 MiB if not given; further
-                messages are dropped and counted.
+            max_unacknowledged: bytes that a worker may have been sent and not acknowledged, 64 MiB if not given;
+                further messages are dropped and counted.
 
         Raises:
             SettingError: `worker_epochs` is empty, too long or holds 0.
@@ -609,8 +609,9 @@ class SocketMapping:
 
     def __len__(self) -> int: ...
     def counters(self) -> dict[int, dict[str, int]]:
-        """For each worker that anything was meant for: messages, bytes, lost, cuts, unroutable, unacknowledged_frames,
-        unacknowledged_bytes."""
+        """For each worker that anything was meant for, by number: messages, bytes, lost, cuts, unroutable,
+        unacknowledged_frames, unacknowledged_bytes.
+        """
 
 @final
 class ControlPlane:

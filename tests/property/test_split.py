@@ -9,7 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from servekit import _core, reference
-from servekit.messages.batches import BatchEmbeddingOutput, BatchTokenIDOutput, FinishReason, LoadReport, Tensor
+from servekit.messages.batches import (
+    BatchEmbeddingOutput,
+    BatchStrOutput,
+    BatchTokenIDOutput,
+    FinishReason,
+    LoadReport,
+    Tensor,
+)
 from servekit.messages.columns import BATCHES, ColumnKind, columns_of
 from servekit.messages.envelope import Kind, mint_rid, route_of
 
@@ -118,7 +125,7 @@ def test_split_equals_plain_python(drawn: tuple[Kind, Any]) -> None:
 @given(batches(least=1), st.data())
 @settings(deadline=None, max_examples=200)
 def test_one_row_equals_plain_python(drawn: tuple[Kind, Any], data: st.DataObject) -> None:
-    kind, batch = drawn
+    _, batch = drawn
     row = data.draw(st.integers(0, len(batch.rids) - 1))
     name = data.draw(st.sampled_from(batch.__struct_fields__))
     one = reference.handle_output_by_index(batch, row)
@@ -130,7 +137,7 @@ def test_one_row_equals_plain_python(drawn: tuple[Kind, Any], data: st.DataObjec
 @given(batches(least=1))
 @settings(deadline=None, max_examples=200)
 def test_splitting_and_merging_gives_the_original(drawn: tuple[Kind, Any]) -> None:
-    kind, batch = drawn
+    _, batch = drawn
     body = ENCODE(batch)
     parts = [part for *_, part in _core.split_batch(body)]
     positions = list(rows_by_route(batch).values())
@@ -142,7 +149,7 @@ def test_splitting_and_merging_gives_the_original(drawn: tuple[Kind, Any]) -> No
 @given(batches(least=1))
 @settings(deadline=None, max_examples=100)
 def test_splitting_to_workers_is_splitting_by_row_and_grouping(drawn: tuple[Kind, Any]) -> None:
-    kind, batch = drawn
+    _, batch = drawn
     body = ENCODE(batch)
     groups = rows_by_route(batch)
     parts = _core.split_batch(body)
@@ -155,7 +162,7 @@ def test_splitting_to_workers_is_splitting_by_row_and_grouping(drawn: tuple[Kind
 @given(batches(least=1), st.data())
 @settings(deadline=None, max_examples=100)
 def test_routing_by_name(drawn: tuple[Kind, Any], data: st.DataObject) -> None:
-    kind, batch = drawn
+    _, batch = drawn
     names = data.draw(st.lists(st.sampled_from(["a", "bé", ""]), min_size=len(batch.rids), max_size=len(batch.rids)))
     batch.http_worker_ipcs = names
     groups = {name: [row for row, other in enumerate(names) if other == name] for name in dict.fromkeys(names)}
@@ -167,7 +174,7 @@ def test_routing_by_name(drawn: tuple[Kind, Any], data: st.DataObject) -> None:
 @settings(deadline=None, max_examples=300)
 def test_broken_bodies_raise(drawn: tuple[Kind, Any], data: st.DataObject) -> None:
     """A cut body always raises; a changed one raises or is another batch, and nothing worse."""
-    kind, batch = drawn
+    _, batch = drawn
     body = ENCODE(batch)
     with pytest.raises(_core.MalformedError):
         _core.split_batch(body[: data.draw(st.integers(0, len(body) - 1))])
@@ -231,7 +238,7 @@ def test_tensors_that_do_not_fit_raise(tensor: Tensor) -> None:
         b"\xc0",
         b"\x90",
         b"\xdd\xff\xff\xff\xff\xae",
-        ENCODE(["BatchStrOutput", []]),
+        ENCODE(["BatchStr", []]),
         ENCODE(["BatchTokenIDOutput"]),
         ENCODE(["BatchTokenIDOutput", None]),
         ENCODE(["BatchTokenIDOutput", [-1]]),
@@ -263,6 +270,7 @@ def test_rows_and_columns_that_are_not_there_raise() -> None:
         _core.handle_output_by_index(body, 1)
     with pytest.raises(KeyError) as column:
         _core.extract_field_by_index(body, "nothing", 0)
+    assert isinstance(row.value, _core.ServekitError) and isinstance(column.value, _core.ServekitError)
 
 
 def test_bodies_of_an_older_peer_are_split() -> None:
@@ -296,7 +304,7 @@ def test_what_does_not_fit_together_is_not_merged(first: dict[str, Any], second:
 
 
 def test_merged_rows_without_an_element_are_null_in_the_middle_and_left_out_at_the_end() -> None:
-    kind, rids = Kind.BATCH_TOKEN_ID, [mint_rid(1, 1, i) for i in range(3)]
+    rids = [mint_rid(1, 1, i) for i in range(3)]
     columns = [
         {"logprobs": [], "info": {}},
         {"logprobs": [b"1234"], "info": {"k": [5]}},
@@ -317,4 +325,3 @@ def test_positions_must_be_a_permutation(positions: list[list[int]]) -> None:
     parts = [ENCODE(BatchTokenIDOutput([mint_rid(1, 1, i)])) for i in range(2)]
     with pytest.raises(_core.MalformedError, match="permutation"):
         _core.merge_batches(parts, positions)
-    assert isinstance(row.value, _core.ServekitError) and isinstance(column.value, _core.ServekitError)

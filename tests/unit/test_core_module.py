@@ -88,7 +88,7 @@ def test_another_thread_runs_meanwhile(name: str, tokenizer_file: Path, tmp_path
         started.set()
         while not stop:
             ticks += 1
-            time.sleep(0)
+            time.sleep(0.0001)
 
     thread = threading.Thread(target=tick)
     thread.start()

@@ -38,8 +38,8 @@ class Receiver:
     """A bound PULL socket. One wake-up of the loop empties it.
 
     Frames for another life of this process or from another life of the peer are dropped and counted; a number that
-    is missing on the link means that frames were lost, and `on_gap` is told. `acknowledge` is told the number of the last
-    frame handled, at most every `ACKNOWLEDGE_S` seconds and only when it has changed; it says whether it could tell.
+    is missing on the link means that frames were lost, and `on_gap` is told. `acknowledge` is told the number of the
+    last frame handled, at most every `ACKNOWLEDGE_S` seconds and only when it has changed; it says whether it could.
 
     Attributes:
         fenced: frames dropped because an epoch did not fit.

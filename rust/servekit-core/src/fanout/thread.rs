@@ -48,7 +48,7 @@ pub(crate) enum FanoutTask {
     Flush(Sender<()>),
 }
 
-/// Sends what comes until the plane stops. Workers whose pipe is full are told to the router as `cuts`.
+/// Sends what comes until the plane stops. Workers that lose a message are told to the router as `cuts`.
 pub(crate) fn run(
     mut mapping: SocketMapping,
     inbox: &Inbox<FanoutTask>,
@@ -90,9 +90,14 @@ fn send(
     cuts: &Arc<Mailbox<Route>>,
     log: &LogSink,
 ) -> Result<(), ThreadError> {
-    if mapping.send_output(route, envelope, rest)? == Sent::Cut {
-        log.write(Level::Error, "fanout", format_args!("{route} reads too slowly: its streams are cut"));
-        cuts.put(route);
+    match mapping.send_output(route, envelope, rest)? {
+        Sent::Yes | Sent::NoRoute => {}
+        Sent::Cut => {
+            log.write(Level::Error, "fanout", format_args!("{route} reads too slowly: its streams are cut"));
+            cuts.put(route);
+        }
+        // Of a stream that began after the cut: it ends as well.
+        Sent::Lost => cuts.put(route),
     }
     Ok(())
 }
