@@ -263,7 +263,7 @@ fn a_dead_rank_ends_what_it_had_and_gets_nothing() {
         assert_eq!(world.sent[&rid].0, 1);
     }
     world.step(0, &[(first, true)]);
-    assert_eq!(world.core.counters().stray, 1, "what it still had under way is nothing");
+    assert_eq!(world.core.counters().fenced, 1, "what it still had under way is nothing");
 }
 
 #[test]
