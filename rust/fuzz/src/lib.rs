@@ -1,5 +1,5 @@
-//! What may be done with any bytes at all. `cargo fuzz` looks for bytes that make one of these panic, and the tests of
-//! servekit-core replay those that were worth keeping (`seeds/`).
+//! What may be done with any bytes at all. `cargo fuzz` looks for bytes that make one of these panic, from those that were
+//! worth keeping (`seeds/`) on.
 #![expect(clippy::unwrap_used, reason = "a panic is what the fuzzer looks for")]
 
 pub mod detok;
