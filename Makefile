@@ -3,6 +3,7 @@
 #   MODEL=...        what `make serve` serves (a folder, a .gguf file or a Hugging Face id); the demo model without it
 #   ARGS="..."       further flags for servekit-serve, such as ARGS="--port 9000"
 #   TORCH_INDEX=...  where to take torch from instead of PyPI (PyTorch's install page names the index of the CPU builds)
+#   SECONDS=...      how long `make fuzz` runs each target
 #   PYTHON=...       the Python (3.11 or newer) that makes .venv
 
 SHELL := /bin/bash
@@ -58,6 +59,16 @@ format: .venv/.dev ## format Rust and Python in place
 .PHONY: bench
 bench: ## criterion benches of the hot paths
 	cargo bench
+
+.PHONY: fuzz
+fuzz: ## run each fuzz target for SECONDS (120 if not given), on top of rust/fuzz/seeds; needs cargo-fuzz
+	@cargo fuzz --version >/dev/null 2>&1 || { echo "make fuzz needs cargo-fuzz, which is missing: cargo install cargo-fuzz --locked"; exit 1; }
+	@for target in $$(ls rust/fuzz/seeds); do \
+		echo "Fuzzing $$target."; \
+		mkdir -p rust/fuzz/corpus/$$target; \
+		cargo fuzz run --fuzz-dir rust/fuzz --sanitizer none $$target rust/fuzz/corpus/$$target rust/fuzz/seeds/$$target \
+			-- -max_total_time=$(or $(SECONDS),120) -max_len=4096 -print_final_stats=1; \
+	done
 
 .PHONY: wheel
 wheel: .venv/.dev ## build the wheel into dist/

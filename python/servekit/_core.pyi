@@ -4,14 +4,19 @@ import os
 from typing import Any, ClassVar, final
 
 __all__ = [
+    "ColumnError",
     "ControlPlane",
     "DPBudget",
+    "DataParallelController",
     "Detokenizer",
     "DispatchError",
     "LoadBalanceMethod",
     "MalformedError",
+    "MultiTokenizerRouter",
     "PhaseError",
+    "RankReport",
     "ResourceError",
+    "RowError",
     "ServekitError",
     "SettingError",
     "SilentError",
@@ -37,6 +42,12 @@ class ServekitError(Exception):
 
 class MalformedError(ServekitError):
     """Bytes that are no frame of this schema version."""
+
+class RowError(ServekitError, IndexError):
+    """A row that the batch does not have."""
+
+class ColumnError(ServekitError, KeyError):
+    """A column that the batch does not have."""
 
 class SettingError(ServekitError):
     """An argument that no call like this can take."""
@@ -100,42 +111,59 @@ def parse_group(data: bytes) -> tuple[int, int, int, int]:
         MalformedError: it is none.
     """
 
-def split_batch(kind: int, body: bytes) -> list[tuple[int, int, bytes]]:
-    """Split a batch by the workers that its request ids lead back to: worker, low bits of its epoch, body.
+def split_batch(frame: bytes) -> list[tuple[int, int, bytes]]:
+    """Split a batch by the workers that its request ids lead back to. Other threads run meanwhile.
+
+    Args:
+        frame: body of a `BatchTokenIDOutput`, `BatchStrOutput` or `BatchEmbeddingOutput` of n requests, as msgpack. Its
+            name says which it is.
+
+    Returns:
+        For each worker, in the order of its first request: its number, the low 12 bits of its epoch, and a body of the
+        same kind with its requests in their order. A batch of one worker comes back as the same object.
 
     Raises:
-        MalformedError: the body is no batch of this kind.
+        MalformedError: it is no batch of this schema version.
     """
 
-def split_batch_by_name(kind: int, body: bytes) -> list[tuple[str, bytes]]:
-    """Split a batch by the names in its column `http_worker_ipcs`.
+def split_batch_by_name(frame: bytes) -> list[tuple[str, bytes]]:
+    """Split a batch by the names in its column `http_worker_ipcs`: name and body, as `split_batch`.
 
     Raises:
-        MalformedError: the body is no batch of this kind, or a row has no name.
+        MalformedError: it is no batch of this schema version, or a name is no text.
+        ColumnError: a row has no name.
     """
 
-def handle_output_by_index(kind: int, body: bytes, index: int) -> bytes:
-    """The batch of one row.
+def handle_output_by_index(frame: bytes, index: int) -> bytes:
+    """The batch of one request.
+
+    Args:
+        frame: body of a batch of n requests.
+        index: 0 to n - 1.
 
     Raises:
-        MalformedError: the body is no batch of this kind.
-        IndexError: it has no such row.
+        MalformedError: it is no batch of this schema version.
+        RowError: it has no such row.
     """
 
-def extract_field_by_index(kind: int, body: bytes, field: str, index: int) -> bytes:
-    """One column of one row, as msgpack of a column of its own.
+def extract_field_by_index(frame: bytes, field: str, index: int) -> bytes:
+    """One column of one request, as msgpack of a column of its own: what the batch of that request has there.
 
     Raises:
-        MalformedError: the body is no batch of this kind.
-        IndexError: it has no such row.
-        KeyError: its kind has no such column.
+        MalformedError: it is no batch of this schema version.
+        RowError: it has no such row.
+        ColumnError: its kind has no such column.
     """
 
-def merge_batches(kind: int, parts: list[bytes], positions: list[list[int]]) -> bytes:
-    """Merge batches of one kind; `positions[p][i]` is the place of row i of part p.
+def merge_batches(frames: list[bytes], positions: list[list[int]]) -> bytes:
+    """Merge batches of one kind.
+
+    Args:
+        frames: bodies of batches.
+        positions: `positions[p][i]` is the place of row i of frame p; together they are 0 to n - 1, each once.
 
     Raises:
-        MalformedError: a body is no batch of this kind, or they do not fit together.
+        MalformedError: a body is no batch of this schema version, or they do not fit together.
     """
 
 @final
@@ -166,11 +194,11 @@ class Detokenizer:
     ) -> None:
         """Begin a request; the options are those of `messages.envelope.TextOptions`."""
 
-    def step(self, body: bytes, kind: int = ...) -> tuple[list[tuple[int, int, bytes]], list[int]]:
-        """Take a batch: frames for workers, and requests that ended here by a stop string.
+    def step(self, frame: bytes) -> tuple[list[tuple[int, int, bytes]], list[int]]:
+        """Take the body of a batch: frames for workers, and requests that ended here by a stop string.
 
         Raises:
-            MalformedError: the body is no batch of this kind.
+            MalformedError: it is no batch of this schema version.
         """
 
     def fail(self, rid: int, status: int, kind: str, message: str) -> list[tuple[int, int, bytes]]:
@@ -301,6 +329,37 @@ class LoadBalanceMethod:
     def __eq__(self, value: object, /) -> bool: ...
 
 @final
+class RankReport:
+    """A rank's own word on its load. Every request up to `last_dispatch` that it has not released counts."""
+
+    def __new__(cls, rank: int, last_dispatch: int, requests: int, tokens: int) -> RankReport: ...
+    @staticmethod
+    def from_envelope(frame: bytes) -> RankReport | None:
+        """The report in the envelope of a rank's batch; None if it has none.
+
+        Raises:
+            MalformedError: it is no envelope of a batch.
+        """
+
+    @property
+    def rank(self) -> int:
+        """Number of the rank."""
+
+    @property
+    def last_dispatch(self) -> int:
+        """Highest dispatch number that it has seen."""
+
+    @property
+    def requests(self) -> int:
+        """Requests that it has not released, running or waiting."""
+
+    @property
+    def tokens(self) -> int:
+        """Tokens: held by running requests or still to compute."""
+
+    def __eq__(self, value: object, /) -> bool: ...
+
+@final
 class DPBudget:
     """The load of each rank: what it last reported, plus what was dispatched and not yet seen by it.
 
@@ -329,8 +388,8 @@ class DPBudget:
             DispatchError: there is no such rank, or it is not active.
         """
 
-    def update(self, rank: int, last_dispatch: int, requests: int, tokens: int) -> bool:
-        """Take a rank's report; False if it is older than a known one, or speaks of dispatches that never were."""
+    def update(self, report: RankReport) -> bool:
+        """Take a rank's report; False if it is older than a known one, or of ranks or dispatches that never were."""
 
     def release(self, rank: int, dispatch: int) -> bool:
         """Take back a dispatch that no report will show; False if one has."""
@@ -354,19 +413,177 @@ class DPBudget:
         """Tokens of each rank."""
 
 @final
+class DataParallelController:
+    """Sends each request to the rank that a method chooses, and learns from the ranks' batches what they hold.
+
+    One thread that never takes the GIL. Messages are an envelope, a body and attachments; of a request only the
+    envelope is read: rank (named by the client, -1 for none), tokens, and the ROOM extension. Rank, dispatch number,
+    epochs and number on the link are written into it. Aborts and control messages go to every rank. It keeps no table
+    of requests: `MultiTokenizerRouter` does.
+
+    Addresses are `ipc:///path` or `tcp://127.0.0.1:port`; times are in seconds.
+    """
+
+    def __new__(
+        cls,
+        *,
+        ingress: str,
+        egress: str,
+        ranks: list[str],
+        method: LoadBalanceMethod = ...,
+        output: str | None = None,
+        epoch: int = 1,
+    ) -> DataParallelController:
+        """A controller that does not run yet; all its ranks are active.
+
+        Args:
+            ingress: bound; requests are pushed to it.
+            egress: bound; ranks push their batches to it, of which the load reports are read.
+            ranks: bound; rank r pulls from the r-th.
+            method: how a rank is chosen.
+            output: connected; every message of a rank goes on to it, and one finished row of type error for each
+                request that no rank takes. Without it such requests are only counted.
+            epoch: life of this controller, from 1.
+
+        Raises:
+            SettingError: no ranks or more than 4096, or an address that others than this machine reach.
+        """
+
+    def start(self) -> None:
+        """Bind the sockets and start the thread.
+
+        Raises:
+            PhaseError: it was started before.
+            ResourceError: a socket or the thread can't be had.
+        """
+
+    def wait(self, timeout: float) -> str | None:
+        """Wait for something to go wrong for good; what it was, or None."""
+
+    def stop(self, timeout: float) -> bool:
+        """End the thread; whether it has ended. Twice is no error."""
+
+    def set_active(self, rank: int, active: bool) -> None:
+        """Let a rank take requests, or not."""
+
+    @property
+    def active(self) -> list[bool]:
+        """Whether each rank takes requests."""
+
+    @property
+    def total_requests(self) -> list[int]:
+        """Requests of each rank, as `DPBudget.total_requests`."""
+
+    @property
+    def total_tokens(self) -> list[int]:
+        """Tokens of each rank, as `DPBudget.total_tokens`."""
+
+    def counters(self) -> dict[str, int]:
+        """Messages: dispatched, refused, broadcast, reports, reports_ignored, malformed; dropped ends of requests."""
+
+@final
+class MultiTokenizerRouter:
+    """Takes requests of any number of workers, sends each to a rank, remembers it until its end, and splits the ranks'
+    batches over the workers.
+
+    This is the router of `ControlPlane` with its detokenizer and fan-out, over sockets that the caller names. Both
+    sides greet: a worker or rank opens its link with HELLO and gets one. A worker receives at `w{worker}-{epoch}.ipc`
+    in the run directory; its requests carry ids of `messages.envelope.mint_rid`. Without a tokenizer, workers get ids.
+
+    Addresses are `ipc:///path` or `tcp://127.0.0.1:port`; times are in seconds.
+    """
+
+    def __new__(
+        cls,
+        *,
+        ingress: str,
+        egress: str,
+        ranks: list[str],
+        run_dir: str | os.PathLike[str],
+        worker_epochs: list[int] = ...,
+        rank_epochs: list[int] | None = None,
+        epoch: int = 1,
+        method: LoadBalanceMethod = ...,
+        tokenizer_file: str | os.PathLike[str] | None = None,
+        rank_wait_timeout: float = 30.0,
+        max_queued_requests: int = 1024,
+    ) -> MultiTokenizerRouter:
+        """A router that does not run yet.
+
+        Args:
+            ingress: bound; workers push to it.
+            egress: bound; ranks push to it.
+            ranks: bound; rank r pulls from the r-th.
+            run_dir: folder of the workers' sockets.
+            worker_epochs: present life of each worker, from 1; one worker if not given.
+            rank_epochs: present life of each rank, from 1; all 1 if not given.
+            epoch: life of this router, from 1.
+            method: how a rank is chosen.
+            tokenizer_file: `tokenizer.json`; without one, requests get ids only.
+            rank_wait_timeout: how long a request waits while no rank is active.
+            max_queued_requests: most requests in flight; further ones end with an error at once.
+
+        Raises:
+            SettingError: one of them is out of range.
+        """
+
+    def start(self) -> None:
+        """Bind the sockets and start the threads; each rank takes requests once it has greeted.
+
+        Raises:
+            PhaseError: it was started before.
+            ResourceError: a socket, the tokenizer or a thread can't be had.
+        """
+
+    def wait(self, timeout: float) -> str | None:
+        """Wait for something to go wrong for good; what it was, or None."""
+
+    def set_rank(self, rank: int, active: bool, reason: str = "", epoch: int | None = None) -> None:
+        """Let a life of a rank (None: the present one) take requests, or end what it has with `reason`."""
+
+    def worker_down(self, worker: int, epoch: int | None = None) -> None:
+        """End what a life of a worker had (None: of the present one): it is gone."""
+
+    def drain(self, timeout: float) -> bool:
+        """Take no further request and wait until none is in flight; whether that came true."""
+
+    def stop(self, timeout: float) -> bool:
+        """End all threads; whether they have ended. Twice is no error."""
+
+    def state(self) -> str:
+        """Ranks, workers, requests in flight and counters, as JSON.
+
+        Raises:
+            SilentError: the router did not answer in time.
+        """
+
+@final
 class SocketMapping:
     """Sends to HTTP workers; connects to one when the first message for it comes.
 
-    It connects nowhere but to sockets in the run directory, whose names follow from worker and epoch.
+    It connects nowhere but to sockets in the run directory, whose names follow from worker and epoch. Frames to a
+    worker are numbered; the worker tells the highest number that it has handled (in an ACK), and whoever gets that
+    calls `acknowledge`.
     """
 
-    def __new__(cls, run_dir: str | os.PathLike[str], worker_epochs: list[int], epoch: int = 1) -> SocketMapping:
+    def __new__(
+        cls,
+        run_dir: str | os.PathLike[str],
+        worker_epochs: list[int] | None = None,
+        epoch: int = 1,
+        max_unacknowledged: int = ...,
+    ) -> SocketMapping:
         """A mapping of the life `epoch` of its process.
 
         Args:
             run_dir: folder of the sockets.
-            worker_epochs: present life of each worker, from 1.
+            worker_epochs: present life of each worker, from 1; without it, whatever worker and life an id names.
             epoch: life of the sender.
+            max_unacknowledged: bytes that a worker may have been sent and not acknowledged, 64 MiB if not given;
+                further messages are dropped and counted.
+
+        Raises:
+            SettingError: `worker_epochs` is empty, too long or holds 0.
         """
 
     def send_output(self, rid: int, envelope: bytes, body: bytes) -> bool:
@@ -375,21 +592,26 @@ class SocketMapping:
         The envelope may be anybody's: sender, epochs and number are written anew.
 
         Returns:
-            Whether it is on its way; if not, the worker reads too slowly or that life of it is over.
+            Whether it is on its way; if not, too much waits for the worker or that life of it is over.
 
         Raises:
             MalformedError: the envelope is none.
         """
 
+    def acknowledge(self, rid: int, number: int) -> bool:
+        """The worker of a request id has handled all messages up to that number; False if it was never sent so many."""
+
     def remove(self, worker: int) -> None:
-        """Close a worker's socket and send nothing to this life of it any more."""
+        """Close a worker's sockets and send nothing to this life of it any more."""
 
     def clear_all_sockets(self) -> None:
         """Close every socket; the next message for a worker connects again."""
 
     def __len__(self) -> int: ...
-    def counters(self) -> list[dict[str, int]]:
-        """For each worker: messages, bytes, lost, cuts, unroutable."""
+    def counters(self) -> dict[int, dict[str, int]]:
+        """For each worker that anything was meant for, by number: messages, bytes, lost, cuts, unroutable,
+        unacknowledged_frames, unacknowledged_bytes.
+        """
 
 @final
 class ControlPlane:
@@ -411,6 +633,7 @@ class ControlPlane:
         state_page: str | None = None,
         rank_wait_timeout: float = 30.0,
         max_queued_requests: int = 1024,
+        max_unacknowledged: int = ...,
     ) -> ControlPlane:
         """A plane that does not run yet.
 
@@ -424,6 +647,8 @@ class ControlPlane:
             state_page: name of the state page, to be written.
             rank_wait_timeout: how long a request waits while no rank is active.
             max_queued_requests: most requests in flight beyond those that the active ranks run at once.
+            max_unacknowledged: bytes that a worker may have been sent and not acknowledged, 64 MiB if not given; over
+                that its requests end with an error.
 
         Raises:
             SettingError: one of them is out of range.
@@ -440,14 +665,17 @@ class ControlPlane:
     def wait(self, timeout: float) -> str | None:
         """Wait for something to go wrong for good; what it was, or None."""
 
-    def set_rank(self, rank: int, active: bool, reason: str = "", max_running: int = 0) -> None:
-        """Let a rank take requests, running at most `max_running` at once, or end what it has with `reason`.
+    def set_rank(
+        self, rank: int, active: bool, reason: str = "", max_running: int = 0, epoch: int | None = None
+    ) -> None:
+        """Let a life of a rank take requests, running at most `max_running` at once, or end what it has with `reason`.
 
-        It takes requests once it has greeted this process, too.
+        It takes requests once it has greeted this process, too. `epoch` names the life, None the present one; a life
+        that takes no requests is over.
         """
 
-    def worker_down(self, worker: int) -> None:
-        """End what a worker's process had: it is gone."""
+    def worker_down(self, worker: int, epoch: int | None = None) -> None:
+        """End what a life of a worker had (None: of the present one): it is gone."""
 
     def fail_all(self, message: str, timeout: float) -> int:
         """End every request with an error and take no further one; how many there were.

@@ -82,6 +82,7 @@ def messages() -> list[tuple[Envelope, Any]]:
             ),
             None,
         ),
+        (Envelope(Kind.ACK, **{**worker, "id": 41}), None),
         (Envelope(Kind.GENERATE, rank=-1, attempt=1, dispatch=12, exts=text, **request), generate),
         (Envelope(Kind.EMBEDDING, rank=0, **request), embedding),
         (Envelope(Kind.ABORT, **worker), requests.AbortReq(RID, "client left")),

@@ -1,4 +1,4 @@
-"""Every example runs against a server and shows something."""
+"""Every example runs and shows something: some against a server, those of the library alone."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def url(start: Callable[..., Any], demo_model: None) -> Iterator[str]:
         yield server.url
 
 
-def show(url: str, name: str) -> str:
+def show(name: str, *arguments: str) -> str:
     file = EXAMPLES / name
     command = ["sh", str(file)] if file.suffix == ".sh" else [sys.executable, str(file)]
-    done = subprocess.run([*command, url], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -52,7 +52,31 @@ def check_token_ids(output: str) -> None:
     assert output.startswith("[504, 808, 3772, 9552, 2966, 359]")
 
 
-CHECKS = {
+def check_balance_requests(output: str) -> None:
+    # The long prompts go to three ranks, and the short ones to those with less to do.
+    chosen, done, answers = output.splitlines()
+    assert chosen == "chosen [0, 1, 2, 1, 2, 1, 1, 2, 2, 2, 2, 2] tokens [900, 560, 420]"
+    assert done == "rank 0 is done, tokens [0, 560, 420]"
+    assert answers == "answers of each rank [4, 4, 4]"
+
+
+def check_split_batch(output: str) -> None:
+    assert output.splitlines() == [
+        "one row ['piece 4']",
+        "one field [4]",
+        "worker 0 ['piece 0', 'piece 3', 'piece 6']",
+        "worker 1 ['piece 1', 'piece 4', 'piece 7']",
+        "worker 2 ['piece 2', 'piece 5']",
+    ]
+
+
+def check_detokenize_stream(output: str) -> None:
+    lines = output.splitlines()
+    assert lines[-1] == "Grüße, 日本 😀! "
+    assert "\ufffd" not in output and "type='stop', matched='END'" in lines[-2]
+
+
+SERVED = {
     "openai_client.py": check_openai_client,
     "many_streams.py": check_many_streams,
     "curl_stream.sh": check_curl_stream,
@@ -60,10 +84,22 @@ CHECKS = {
 }
 
 
+ALONE = {
+    "balance_requests.py": check_balance_requests,
+    "split_batch.py": check_split_batch,
+    "detokenize_stream.py": check_detokenize_stream,
+}
+
+
 def test_every_example_is_checked() -> None:
-    assert set(CHECKS) == {file.name for file in Path(EXAMPLES).iterdir() if file.is_file()}
+    assert SERVED.keys() | ALONE.keys() == {file.name for file in Path(EXAMPLES).iterdir() if file.is_file()}
 
 
-@pytest.mark.parametrize("name", CHECKS)
+@pytest.mark.parametrize("name", SERVED)
 def test_example(url: str, name: str) -> None:
-    CHECKS[name](show(url, name))
+    SERVED[name](show(name, url))
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_example_of_the_library(name: str) -> None:
+    ALONE[name](show(name))

@@ -7,6 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from servekit import _core, reference
+from servekit.messages.envelope import Envelope, Kind, Load, encode_envelope
 
 NUMBERS = st.integers(0, 2**32)
 METHODS = [method.name for method in reference.LoadBalanceMethod]
@@ -58,8 +59,9 @@ class SameAsReference(RuleBasedStateMachine):
 
     @rule(data=st.data(), requests=NUMBERS, tokens=NUMBERS)
     def update(self, data: st.DataObject, requests: int, tokens: int) -> None:
-        rank = data.draw(st.integers(0, self.ranks - 1))
-        self.both("update", rank, data.draw(st.integers(0, self.last + 2)), requests, tokens)
+        rank, seen = data.draw(st.integers(0, self.ranks - 1)), data.draw(st.integers(0, self.last + 2))
+        expected = self.plain.update(rank, seen, requests, tokens)
+        assert self.fast.update(_core.RankReport(rank, seen, requests, tokens)) == expected
 
     @rule(data=st.data())
     def release(self, data: st.DataObject) -> None:
@@ -132,4 +134,14 @@ def test_sizes_are_checked() -> None:
     budget = _core.DPBudget(2)
     with pytest.raises(_core.DispatchError):
         budget.dispatch(_core.LoadBalanceMethod.FOLLOW_BOOTSTRAP_ROOM, 1)
-    assert not budget.update(7, 0, 0, 0) and not budget.release(7, 1)
+    assert not budget.update(_core.RankReport(7, 0, 0, 0)) and not budget.release(7, 1)
+
+
+def test_a_report_is_read_from_a_batch() -> None:
+    load = Load(running=2, waiting=3, held_tokens=40, pending_tokens=5)
+    frame = encode_envelope(Envelope(Kind.BATCH_TOKEN_ID, rank=1, last_dispatch=9, load=load))
+    assert _core.RankReport.from_envelope(frame) == _core.RankReport(1, last_dispatch=9, requests=5, tokens=45)
+    assert _core.RankReport.from_envelope(encode_envelope(Envelope(Kind.BATCH_TOKEN_ID, rank=1))) is None
+    for wrong in (b"", encode_envelope(Envelope(Kind.ABORT)), encode_envelope(Envelope(Kind.BATCH_STR, load=load))):
+        with pytest.raises(_core.MalformedError):
+            _core.RankReport.from_envelope(wrong)

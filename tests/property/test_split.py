@@ -9,7 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from servekit import _core, reference
-from servekit.messages.batches import BatchEmbeddingOutput, BatchTokenIDOutput, FinishReason, LoadReport, Tensor
+from servekit.messages.batches import (
+    BatchEmbeddingOutput,
+    BatchStrOutput,
+    BatchTokenIDOutput,
+    FinishReason,
+    LoadReport,
+    Tensor,
+)
 from servekit.messages.columns import BATCHES, ColumnKind, columns_of
 from servekit.messages.envelope import Kind, mint_rid, route_of
 
@@ -112,29 +119,29 @@ def rows_by_route(batch: Any) -> dict[tuple[int, int], list[int]]:
 def test_split_equals_plain_python(drawn: tuple[Kind, Any]) -> None:
     kind, batch = drawn
     body = ENCODE(batch)
-    assert _core.split_batch(kind, body) == reference.split_batch(kind, body)
+    assert _core.split_batch(body) == reference.split_batch(kind, body)
 
 
 @given(batches(least=1), st.data())
 @settings(deadline=None, max_examples=200)
 def test_one_row_equals_plain_python(drawn: tuple[Kind, Any], data: st.DataObject) -> None:
-    kind, batch = drawn
+    _, batch = drawn
     row = data.draw(st.integers(0, len(batch.rids) - 1))
     name = data.draw(st.sampled_from(batch.__struct_fields__))
     one = reference.handle_output_by_index(batch, row)
-    assert _core.handle_output_by_index(kind, ENCODE(batch), row) == ENCODE(one)
-    field = _core.extract_field_by_index(kind, ENCODE(batch), name, row)
+    assert _core.handle_output_by_index(ENCODE(batch), row) == ENCODE(one)
+    field = _core.extract_field_by_index(ENCODE(batch), name, row)
     assert field == ENCODE(getattr(one, name)) == ENCODE(reference.extract_field_by_index(batch, name, row))
 
 
 @given(batches(least=1))
 @settings(deadline=None, max_examples=200)
 def test_splitting_and_merging_gives_the_original(drawn: tuple[Kind, Any]) -> None:
-    kind, batch = drawn
+    _, batch = drawn
     body = ENCODE(batch)
-    parts = [part for *_, part in _core.split_batch(kind, body)]
+    parts = [part for *_, part in _core.split_batch(body)]
     positions = list(rows_by_route(batch).values())
-    assert _core.merge_batches(kind, parts, positions) == body
+    assert _core.merge_batches(parts, positions) == body
     decoded = [msgspec.msgpack.decode(part, type=type(batch)) for part in parts]
     assert ENCODE(reference.merge(decoded, positions)) == body
 
@@ -142,42 +149,42 @@ def test_splitting_and_merging_gives_the_original(drawn: tuple[Kind, Any]) -> No
 @given(batches(least=1))
 @settings(deadline=None, max_examples=100)
 def test_splitting_to_workers_is_splitting_by_row_and_grouping(drawn: tuple[Kind, Any]) -> None:
-    kind, batch = drawn
+    _, batch = drawn
     body = ENCODE(batch)
     groups = rows_by_route(batch)
-    parts = _core.split_batch(kind, body)
+    parts = _core.split_batch(body)
     assert [part[:2] for part in parts] == list(groups)
     for rows, (*_, part) in zip(groups.values(), parts, strict=True):
-        singles = [_core.handle_output_by_index(kind, body, row) for row in rows]
-        assert _core.merge_batches(kind, singles, [[i] for i in range(len(rows))]) == part
+        singles = [_core.handle_output_by_index(body, row) for row in rows]
+        assert _core.merge_batches(singles, [[i] for i in range(len(rows))]) == part
 
 
 @given(batches(least=1), st.data())
 @settings(deadline=None, max_examples=100)
 def test_routing_by_name(drawn: tuple[Kind, Any], data: st.DataObject) -> None:
-    kind, batch = drawn
+    _, batch = drawn
     names = data.draw(st.lists(st.sampled_from(["a", "bé", ""]), min_size=len(batch.rids), max_size=len(batch.rids)))
     batch.http_worker_ipcs = names
     groups = {name: [row for row, other in enumerate(names) if other == name] for name in dict.fromkeys(names)}
     expected = [(name, ENCODE(reference.take_rows(batch, rows))) for name, rows in groups.items()]
-    assert _core.split_batch_by_name(kind, ENCODE(batch)) == expected
+    assert _core.split_batch_by_name(ENCODE(batch)) == expected
 
 
 @given(batches(least=1), st.data())
 @settings(deadline=None, max_examples=300)
 def test_broken_bodies_raise(drawn: tuple[Kind, Any], data: st.DataObject) -> None:
     """A cut body always raises; a changed one raises or is another batch, and nothing worse."""
-    kind, batch = drawn
+    _, batch = drawn
     body = ENCODE(batch)
     with pytest.raises(_core.MalformedError):
-        _core.split_batch(kind, body[: data.draw(st.integers(0, len(body) - 1))])
+        _core.split_batch(body[: data.draw(st.integers(0, len(body) - 1))])
     with pytest.raises(_core.MalformedError):
-        _core.split_batch(kind, body + b"\0")
+        _core.split_batch(body + b"\0")
     broken = bytearray(body)
     for _ in range(data.draw(st.integers(1, 3))):
         broken[data.draw(st.integers(0, len(body) - 1))] = data.draw(st.integers(0, 255))
     try:
-        parts = _core.split_batch(kind, bytes(broken))
+        parts = _core.split_batch(bytes(broken))
     except _core.MalformedError:
         return
     assert sum(len(part) for *_, part in parts) < 100 * len(body) + 1000
@@ -204,7 +211,7 @@ def test_columns_of_the_wrong_length_raise(name: str, values: Any) -> None:
     batch = BatchTokenIDOutput([mint_rid(1, 1, 1), mint_rid(2, 1, 1)])
     setattr(batch, name, values)
     with pytest.raises(_core.MalformedError, match=name):
-        _core.split_batch(Kind.BATCH_TOKEN_ID, ENCODE(batch))
+        _core.split_batch(ENCODE(batch))
 
 
 @pytest.mark.parametrize(
@@ -221,7 +228,7 @@ def test_columns_of_the_wrong_length_raise(name: str, values: Any) -> None:
 def test_tensors_that_do_not_fit_raise(tensor: Tensor) -> None:
     batch = BatchEmbeddingOutput([mint_rid(1, 1, 1), mint_rid(2, 1, 1)], embeddings=tensor)
     with pytest.raises(_core.MalformedError, match="embeddings"):
-        _core.split_batch(Kind.BATCH_EMBEDDING, ENCODE(batch))
+        _core.split_batch(ENCODE(batch))
 
 
 @pytest.mark.parametrize(
@@ -231,7 +238,7 @@ def test_tensors_that_do_not_fit_raise(tensor: Tensor) -> None:
         b"\xc0",
         b"\x90",
         b"\xdd\xff\xff\xff\xff\xae",
-        ENCODE(["BatchStrOutput", []]),
+        ENCODE(["BatchStr", []]),
         ENCODE(["BatchTokenIDOutput"]),
         ENCODE(["BatchTokenIDOutput", None]),
         ENCODE(["BatchTokenIDOutput", [-1]]),
@@ -243,35 +250,41 @@ def test_tensors_that_do_not_fit_raise(tensor: Tensor) -> None:
 )
 def test_hostile_bodies_raise(body: bytes) -> None:
     with pytest.raises(_core.MalformedError):
-        _core.split_batch(Kind.BATCH_TOKEN_ID, body)
+        _core.split_batch(body)
 
 
-def test_kinds_that_are_no_batch_raise() -> None:
-    for kind in (Kind.HELLO, Kind.GENERATE, 0, 65535):
+def test_bodies_of_other_messages_raise() -> None:
+    for name in ("TokenizedGenerateReqInput", "BatchStr", "", 7, None):
         with pytest.raises(_core.MalformedError):
-            _core.split_batch(kind, b"\x90")
+            _core.split_batch(ENCODE([name, []]))
+
+
+def test_a_batch_of_one_worker_is_not_copied() -> None:
+    body = ENCODE(BatchStrOutput([mint_rid(1, 1, i) for i in range(3)]))
+    assert _core.split_batch(body)[0][2] is body
 
 
 def test_rows_and_columns_that_are_not_there_raise() -> None:
     body = ENCODE(BatchTokenIDOutput([mint_rid(1, 1, 1)]))
-    with pytest.raises(IndexError):
-        _core.handle_output_by_index(Kind.BATCH_TOKEN_ID, body, 1)
-    with pytest.raises(KeyError):
-        _core.extract_field_by_index(Kind.BATCH_TOKEN_ID, body, "nothing", 0)
+    with pytest.raises(IndexError) as row:
+        _core.handle_output_by_index(body, 1)
+    with pytest.raises(KeyError) as column:
+        _core.extract_field_by_index(body, "nothing", 0)
+    assert isinstance(row.value, _core.ServekitError) and isinstance(column.value, _core.ServekitError)
 
 
 def test_bodies_of_an_older_peer_are_split() -> None:
     """A body without the newest columns stays one."""
     rids = [mint_rid(1, 1, 1), mint_rid(2, 1, 1)]
     body = ENCODE(["BatchTokenIDOutput", rids, None, [None, None]])
-    parts = _core.split_batch(Kind.BATCH_TOKEN_ID, body)
+    parts = _core.split_batch(body)
     assert [part[2] for part in parts] == [ENCODE(["BatchTokenIDOutput", [rid], None, [None]]) for rid in rids]
 
 
 def test_many_workers() -> None:
     rids = [mint_rid(i % 100, 1, i) for i in range(1000)]
     body = ENCODE(BatchTokenIDOutput(rids, prompt_tokens=list(range(1000))))
-    assert _core.split_batch(Kind.BATCH_TOKEN_ID, body) == reference.split_batch(Kind.BATCH_TOKEN_ID, body)
+    assert _core.split_batch(body) == reference.split_batch(Kind.BATCH_TOKEN_ID, body)
 
 
 @pytest.mark.parametrize(
@@ -285,13 +298,13 @@ def test_many_workers() -> None:
 def test_what_does_not_fit_together_is_not_merged(first: dict[str, Any], second: dict[str, Any]) -> None:
     parts = [BatchTokenIDOutput([mint_rid(1, 1, i)], **columns) for i, columns in enumerate((first, second))]
     with pytest.raises(_core.MalformedError):
-        _core.merge_batches(Kind.BATCH_TOKEN_ID, [ENCODE(part) for part in parts], [[0], [1]])
+        _core.merge_batches([ENCODE(part) for part in parts], [[0], [1]])
     with pytest.raises(ValueError):
         reference.merge(parts, [[0], [1]])
 
 
 def test_merged_rows_without_an_element_are_null_in_the_middle_and_left_out_at_the_end() -> None:
-    kind, rids = Kind.BATCH_TOKEN_ID, [mint_rid(1, 1, i) for i in range(3)]
+    rids = [mint_rid(1, 1, i) for i in range(3)]
     columns = [
         {"logprobs": [], "info": {}},
         {"logprobs": [b"1234"], "info": {"k": [5]}},
@@ -303,7 +316,7 @@ def test_merged_rows_without_an_element_are_null_in_the_middle_and_left_out_at_t
     ]
     merged = BatchTokenIDOutput(rids, output_token_logprobs_val=[None, b"1234"], customized_info={"k": [None, 5]})
     positions = [[0], [1], [2]]
-    assert _core.merge_batches(kind, [ENCODE(part) for part in parts], positions) == ENCODE(merged)
+    assert _core.merge_batches([ENCODE(part) for part in parts], positions) == ENCODE(merged)
     assert reference.merge(parts, positions) == merged
 
 
@@ -311,4 +324,4 @@ def test_merged_rows_without_an_element_are_null_in_the_middle_and_left_out_at_t
 def test_positions_must_be_a_permutation(positions: list[list[int]]) -> None:
     parts = [ENCODE(BatchTokenIDOutput([mint_rid(1, 1, i)])) for i in range(2)]
     with pytest.raises(_core.MalformedError, match="permutation"):
-        _core.merge_batches(Kind.BATCH_TOKEN_ID, parts, positions)
+        _core.merge_batches(parts, positions)

@@ -64,9 +64,15 @@ class Received:
         self.context, self.path = context, folder / "w"
         self.ids: list[int] = []
         self.gaps: list[str] = []
+        self.acknowledged: list[int] = []
+        self.can_tell = True
         self.dispatcher = TypeBasedDispatcher({Kind.ABORT: lambda e, f: self.ids.append(e.id), Kind.PAUSE: self.fail})
         expected = Expected(epoch=7, sender_epoch=5, schema=99)
-        self.receiver = Receiver(context, self.path, expected, self.dispatcher, self.gaps.append)
+        self.receiver = Receiver(context, self.path, expected, self.dispatcher, self.gaps.append, self.acknowledge)
+
+    def acknowledge(self, number: int) -> bool:
+        self.acknowledged.append(number)
+        return self.can_tell
 
     def fail(self, envelope: Envelope, frames: object) -> None:
         raise ValueError("a handler's own fault")
@@ -149,3 +155,17 @@ def test_garbage_and_faults_are_counted(context: zmq.Context, tmp_path: Path) ->
     assert received.ids == [4]
     assert received.receiver.malformed == 4
     assert received.dispatcher.unknown == 2
+
+
+def test_what_was_handled_is_told_soon_and_once(context: zmq.Context, tmp_path: Path) -> None:
+    received = Received(context, tmp_path)
+    received.take(*[abort(i) for i in range(500)], until=lambda: 501 in received.acknowledged)
+    assert received.acknowledged == sorted(set(received.acknowledged))
+    assert len(received.acknowledged) < 100
+    assert received.receiver._timer is None, "nothing is left to tell"
+
+
+def test_what_could_not_be_told_is_told_again(context: zmq.Context, tmp_path: Path) -> None:
+    received = Received(context, tmp_path)
+    received.can_tell = False
+    received.take(abort(1), until=lambda: received.acknowledged.count(2) >= 3)

@@ -61,6 +61,7 @@ def test_ids_that_lead_nowhere_are_counted_and_make_no_socket(run_dir):
     mapping.remove(0)
     assert not mapping.send_output(mint_rid(0, 1, 1), TEXT, b"")
     assert len(mapping) == 0
+    assert not mapping.acknowledge(mint_rid(0, 1, 1), 1) and not mapping.acknowledge(mint_rid(4000, 1, 1), 0)
     assert mapping.counters()[0]["unroutable"] == 2
     with pytest.raises(_core.MalformedError):
         mapping.send_output(mint_rid(0, 1, 1), b"no envelope", b"")
@@ -94,3 +95,76 @@ def test_cleared_sockets_connect_again(worker, run_dir):
         assert [socket.recv_multipart()[1] for _ in range(2)] == [b"\xc0", body]
         mapping.clear_all_sockets()
         assert len(mapping) == 0
+
+
+def test_any_worker_joins_where_none_is_registered(worker, run_dir):
+    mapping = _core.SocketMapping(run_dir)
+    lives = [(0, 1), (7, 4095), (4095, 2)]
+    for number, epoch in lives:
+        socket = worker(number, epoch)
+        assert mapping.send_output(mint_rid(number, epoch, 1), TEXT, b"hi")
+        assert [socket.recv_multipart()[1] for _ in range(2)] == [b"\xc0", b"hi"]
+    assert len(mapping) == 3 and set(mapping.counters()) == {0, 7, 4095}
+    mapping.remove(7)
+    assert len(mapping) == 2
+    assert not mapping.send_output(mint_rid(7, 4095, 2), TEXT, b"late")
+    assert mapping.counters()[7]["unroutable"] == 1
+    again = worker(7, 5)
+    assert mapping.send_output(mint_rid(7, 5, 3), TEXT, b"another life")
+    assert [again.recv_multipart()[1] for _ in range(2)] == [b"\xc0", b"another life"]
+
+
+def test_a_worker_that_reads_but_never_says_so_is_cut_at_the_bound(worker, run_dir):
+    mapping = _core.SocketMapping(run_dir, [1, 1], max_unacknowledged=10_000)
+    silent, other = worker(0, 1), worker(1, 1)
+    frame = len(TEXT) + 1000
+    for i in range(10_000 // frame):
+        assert mapping.send_output(mint_rid(0, 1, 1), TEXT, b"x" * 1000)
+        while decode_envelope(silent.recv_multipart()[0]).seq < 2 + i:
+            pass
+    counters = mapping.counters()[0]
+    assert counters["unacknowledged_bytes"] == (10_000 // frame) * frame
+    assert (counters["unacknowledged_frames"], counters["cuts"]) == (10_000 // frame, 0)
+    assert not mapping.send_output(mint_rid(0, 1, 1), TEXT, b"x" * 1000)
+    # How its streams end is still told, within an eighth of the bound.
+    assert mapping.send_output(mint_rid(0, 1, 1), TEXT, b"end")
+    assert silent.recv_multipart()[1] == b"end"
+    for _ in range(5):
+        mapping.send_output(mint_rid(0, 1, 1), TEXT, b"x" * 1000)
+    counters = mapping.counters()[0]
+    assert (counters["cuts"], counters["unacknowledged_bytes"] <= 11_250) == (1, True)
+    assert counters["lost"] == 6 - (counters["messages"] - 10_000 // frame - 1)
+    assert mapping.send_output(mint_rid(1, 1, 1), TEXT, b"unharmed")
+    assert [other.recv_multipart()[1] for _ in range(2)] == [b"\xc0", b"unharmed"]
+
+
+def test_a_slow_worker_that_acknowledges_is_not_cut(worker, run_dir):
+    mapping = _core.SocketMapping(run_dir, [1], max_unacknowledged=10_000)
+    slow, rid = worker(0, 1), mint_rid(0, 1, 1)
+    for i in range(100):
+        assert mapping.send_output(rid, TEXT, b"x" * 1000)
+        seq = 0
+        while seq < 2 + i:
+            seq = decode_envelope(slow.recv_multipart()[0]).seq
+        if i % 8 == 7:
+            assert mapping.acknowledge(rid, seq)
+    assert not mapping.acknowledge(rid, seq + 1), "it was never sent so many"
+    counters = mapping.counters()[0]
+    assert (counters["messages"], counters["cuts"], counters["lost"]) == (100, 0, 0)
+
+
+def test_a_cut_worker_is_sent_to_again_once_it_has_caught_up(worker, run_dir):
+    mapping = _core.SocketMapping(run_dir, [1], max_unacknowledged=4000)
+    rid = mint_rid(0, 1, 1)
+    sent = 0
+    while mapping.send_output(rid, TEXT, b"x" * 1000):
+        sent += 1
+    socket = worker(0, 1)
+    for _ in range(1 + sent):
+        seq = decode_envelope(socket.recv_multipart()[0]).seq
+    assert mapping.acknowledge(rid, seq)
+    for _ in range(sent):
+        assert mapping.send_output(rid, TEXT, b"x" * 1000)
+    assert decode_envelope(socket.recv_multipart()[0]).seq == seq + 2, "the lost one has its number"
+    assert not mapping.send_output(rid, TEXT, b"x" * 1000)
+    assert mapping.counters()[0]["cuts"] == 2

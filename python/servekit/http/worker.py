@@ -19,13 +19,13 @@ from servekit.config.port_args import INGRESS
 from servekit.http.app import create_app
 from servekit.http.server import Server
 from servekit.messages.columns import schema_hash
-from servekit.messages.envelope import http_worker_ipc
+from servekit.messages.envelope import Envelope, Kind, http_worker_ipc
 from servekit.tokenizer.chat_template import ChatTemplate, ChatTemplateError
 from servekit.tokenizer.encoding import TextEncoder
 from servekit.tokenizer.manager import TokenizerManager
 from servekit.tokenizer.refusal import Refusal
 from servekit.transport.receiver import Expected, Receiver
-from servekit.transport.sender import Link, SenderWrapper
+from servekit.transport.sender import Link, LinkFull, SenderWrapper
 
 if TYPE_CHECKING:
     from servekit.runtime.child import ChildContext
@@ -65,6 +65,7 @@ class TokenizerWorker:
             Expected(ctx.epoch, ports.control_epoch, link.schema),
             self.manager.dispatcher,
             self.manager.lost_frames,
+            self._acknowledge,
         )
         app = create_app(self.manager, template, self._scheduler_info, self._counters)
         self._server = Server(app, config.server_args.access_log, self._started)
@@ -85,6 +86,14 @@ class TokenizerWorker:
             self._sender.close()
             self.manager.encoder.close()
             self._context.term()
+
+    def _acknowledge(self, number: int) -> bool:
+        try:
+            self._sender.send(Envelope(Kind.ACK, number), None)
+        except LinkFull:
+            # Whoever sends a request next says so; this is tried again.
+            return False
+        return True
 
     def _started(self) -> None:
         # What was loaded stays: no later collection has to look through it.

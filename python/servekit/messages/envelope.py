@@ -43,6 +43,7 @@ class Kind(enum.IntEnum):
     """What a message is. The numbers are the wire's; gaps leave room within a family."""
 
     HELLO = 1
+    ACK = 2
     GENERATE = 16
     EMBEDDING = 17
     ABORT = 18
@@ -123,7 +124,8 @@ class Envelope(msgspec.Struct):
     """A parsed envelope. Fields that its kind's section lacks keep their defaults.
 
     Attributes:
-        id: request id (requests, ABORT), correlation id (control and its replies), step number (batches).
+        id: request id (requests, ABORT), correlation id (control and its replies), step number (batches), number of the
+            last frame that was handled (ACK).
         rank: rank named by the client or chosen by the router, -1 for none; for batches and replies the sender's.
         tokens: estimated tokens of work, for requests: the prompt's length.
         attempt: which try at the request this is, from 1.
@@ -167,6 +169,7 @@ _TEXT = struct.Struct("<BBH")
 _U32 = struct.Struct("<I")
 
 _REQUESTS = frozenset({Kind.GENERATE, Kind.EMBEDDING})
+_BARE = frozenset({Kind.ACK, Kind.ABORT})
 _BATCHES = frozenset({Kind.BATCH_TOKEN_ID, Kind.BATCH_STR, Kind.BATCH_EMBEDDING})
 
 
@@ -196,7 +199,7 @@ def encode_envelope(e: Envelope) -> bytes:
         )
     elif e.kind == Kind.HELLO:
         section = _HELLO.pack(e.schema)
-    elif e.kind == Kind.ABORT:
+    elif e.kind in _BARE:
         section = b""
     else:
         section = _CONTROL.pack(e.rank, 0)
@@ -240,7 +243,7 @@ def decode_envelope(frame: bytes | memoryview) -> Envelope:
         elif kind == Kind.HELLO:
             (e.schema,) = _HELLO.unpack_from(frame, at)
             at += _HELLO.size
-        elif kind != Kind.ABORT:
+        elif kind not in _BARE:
             e.rank, _ = _CONTROL.unpack_from(frame, at)
             at += _CONTROL.size
         while at < length:

@@ -18,6 +18,9 @@ log = logging.getLogger(__name__)
 HIGH_WATER_MARK = 65536
 """Most messages that wait on this side; then the peer's queue fills."""
 
+ACKNOWLEDGE_S = 0.05
+"""How soon the peer is told what was handled."""
+
 _BURST = 256
 """Messages handled before other callbacks of the loop get their turn."""
 
@@ -35,7 +38,8 @@ class Receiver:
     """A bound PULL socket. One wake-up of the loop empties it.
 
     Frames for another life of this process or from another life of the peer are dropped and counted; a number that
-    is missing on the link means that frames were lost, and `on_gap` is told.
+    is missing on the link means that frames were lost, and `on_gap` is told. `acknowledge` is told the number of the
+    last frame handled, at most every `ACKNOWLEDGE_S` seconds and only when it has changed; it says whether it could.
 
     Attributes:
         fenced: frames dropped because an epoch did not fit.
@@ -50,6 +54,7 @@ class Receiver:
         expected: Expected,
         dispatcher: TypeBasedDispatcher,
         on_gap: Callable[[str], None],
+        acknowledge: Callable[[int], bool],
     ) -> None:
         self.fenced = 0
         self.malformed = 0
@@ -57,6 +62,8 @@ class Receiver:
         self._expected = expected
         self._dispatcher = dispatcher
         self._on_gap = on_gap
+        self._acknowledge = acknowledge
+        self._timer: asyncio.TimerHandle | None = None
         self._next_seq: int | None = None
         self._mismatch = False
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -76,6 +83,9 @@ class Receiver:
         if self._loop is not None:
             self._loop.remove_reader(self._socket.fileno())
             self._loop = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         self._socket.close()
 
     def _drain(self) -> None:
@@ -109,6 +119,7 @@ class Receiver:
                 self._count_malformed(f"peer speaks schema {envelope.schema:016x}, this build {expected.schema:016x}")
                 return
             self._next_seq = envelope.seq + 1
+            self._tell_later()
             return
         if self._mismatch:
             self.malformed += 1
@@ -126,6 +137,16 @@ class Receiver:
             # A fault in one message must not end the loop that serves everybody's.
             self.malformed += 1
             log.exception("a message of kind %s could not be handled", envelope.kind.name)
+        self._tell_later()
+
+    def _tell_later(self) -> None:
+        if self._timer is None and self._loop is not None:
+            self._timer = self._loop.call_later(ACKNOWLEDGE_S, self._tell)
+
+    def _tell(self) -> None:
+        self._timer = None
+        if self._next_seq is not None and not self._acknowledge(self._next_seq - 1):
+            self._tell_later()
 
     def _count_malformed(self, why: str) -> None:
         self.malformed += 1

@@ -8,7 +8,7 @@ use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::PyBytes;
 use servekit_core::detok::{Shard, ShardOutput, Vocabulary};
-use servekit_core::wire::{Kind, TextOptions};
+use servekit_core::wire::TextOptions;
 
 use crate::errors::Error;
 use crate::split::scan;
@@ -57,10 +57,9 @@ impl Detokenizer {
     }
 
     /// Take a batch; frames for workers, and requests that ended here by a stop string.
-    #[pyo3(signature = (body, kind=Kind::BatchTokenId as u16))]
-    fn step<'py>(&self, py: Python<'py>, body: PyBackedBytes, kind: u16) -> PyResult<(Frames<'py>, Vec<u64>)> {
+    fn step<'py>(&self, py: Python<'py>, frame: PyBackedBytes) -> PyResult<(Frames<'py>, Vec<u64>)> {
         let mut output = py.detach(|| {
-            let batch = scan(kind, body)?;
+            let batch = scan(frame)?;
             let mut output = ShardOutput::default();
             self.shard.lock().batch(&batch, &mut output);
             Ok::<_, Error>(output)

@@ -2,12 +2,13 @@
 
 use parking_lot::Mutex;
 use pyo3::prelude::*;
-use servekit_core::dispatch::{DpBudget, LoadBalanceMethod as Method, Report};
+use servekit_core::dispatch::{DpBudget, LoadBalanceMethod as Method};
 
 use crate::errors::{Error, SettingError};
+use crate::report::RankReport;
 
 /// How a rank is chosen among the active ones.
-#[pyclass(frozen, eq, hash, module = "servekit._core", rename_all = "SCREAMING_SNAKE_CASE")]
+#[pyclass(frozen, eq, hash, from_py_object, module = "servekit._core", rename_all = "SCREAMING_SNAKE_CASE")]
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum LoadBalanceMethod {
     Auto,
@@ -89,8 +90,9 @@ impl DPBudget {
     }
 
     /// Take a rank's report; False if it is older than one that is known, or speaks of dispatches that never were.
-    fn update(&self, rank: usize, last_dispatch: u64, requests: u64, tokens: u64) -> bool {
-        self.0.lock().update(rank, Report { last_dispatch, requests, tokens })
+    fn update(&self, report: &Bound<'_, RankReport>) -> bool {
+        let report = report.get();
+        self.0.lock().update(report.rank, report.report())
     }
 
     /// Take back a dispatch that no report will show; False if one has.

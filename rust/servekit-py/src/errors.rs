@@ -3,6 +3,8 @@
 use pyo3::create_exception;
 use pyo3::exceptions::{PyException, PyIndexError, PyKeyError};
 use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::{PyDict, PyTuple, PyType};
 use servekit_core::detok::VocabularyError;
 use servekit_core::dispatch::DispatchError as CoreDispatchError;
 use servekit_core::plane::PlaneError;
@@ -16,6 +18,47 @@ create_exception!(servekit._core, DispatchError, ServekitError, "No rank can tak
 create_exception!(servekit._core, ResourceError, ServekitError, "A file, socket, segment or thread can't be had.");
 create_exception!(servekit._core, PhaseError, ServekitError, "It was not started yet, or is closed already.");
 create_exception!(servekit._core, SilentError, ServekitError, "A thread did not answer in time.");
+
+/// Errors that are of this family and what Python calls such a thing, too.
+static ROW_ERROR: PyOnceLock<Py<PyType>> = PyOnceLock::new();
+static COLUMN_ERROR: PyOnceLock<Py<PyType>> = PyOnceLock::new();
+
+/// The exception for a row that a batch does not have: an `IndexError`.
+pub(crate) fn row_error(py: Python<'_>) -> PyResult<&Bound<'_, PyType>> {
+    let builtin = py.get_type::<PyIndexError>();
+    family_error(&ROW_ERROR, builtin, "RowError", "A row that the batch does not have.")
+}
+
+/// The exception for a column that a batch does not have: a `KeyError`.
+pub(crate) fn column_error(py: Python<'_>) -> PyResult<&Bound<'_, PyType>> {
+    let builtin = py.get_type::<PyKeyError>();
+    family_error(&COLUMN_ERROR, builtin, "ColumnError", "A column that the batch does not have.")
+}
+
+fn family_error<'py>(
+    cell: &'static PyOnceLock<Py<PyType>>,
+    builtin: Bound<'py, PyType>,
+    name: &str,
+    doc: &str,
+) -> PyResult<&'py Bound<'py, PyType>> {
+    let py = builtin.py();
+    let make = || {
+        let bases = PyTuple::new(py, [py.get_type::<ServekitError>(), builtin])?;
+        let members = PyDict::new(py);
+        members.set_item("__module__", "servekit._core")?;
+        members.set_item("__doc__", doc)?;
+        Ok::<_, PyErr>(py.get_type::<PyType>().call1((name, bases, members))?.cast_into::<PyType>()?.unbind())
+    };
+    Ok(cell.get_or_try_init(py, make)?.bind(py))
+}
+
+/// An exception of a type that may not have been made.
+fn raise(kind: impl FnOnce(Python<'_>) -> PyResult<&Bound<'_, PyType>>, message: String) -> PyErr {
+    Python::attach(|py| match kind(py) {
+        Ok(kind) => PyErr::from_type(kind.clone(), message),
+        Err(error) => error,
+    })
+}
 
 /// Any error of the core.
 pub(crate) enum Error {
@@ -64,8 +107,8 @@ impl From<Error> for PyErr {
                 | WireError::Extension { .. }
                 | WireError::Body { .. }
                 | WireError::Merge { .. } => MalformedError::new_err(error.to_string()),
-                WireError::Row { .. } => PyIndexError::new_err(error.to_string()),
-                WireError::Column(_) => PyKeyError::new_err(error.to_string()),
+                WireError::Row { .. } => raise(row_error, error.to_string()),
+                WireError::Column(_) => raise(column_error, error.to_string()),
             },
             Error::Vocabulary(error) => ResourceError::new_err(error.to_string()),
             Error::Dispatch(error) => match &error {

@@ -1,11 +1,14 @@
 //! The Python module `servekit._core`: the core's parts under the same names.
 
+mod controller;
 mod detok;
 mod dispatch;
 mod errors;
 mod fanout;
 mod plane;
 mod process;
+mod report;
+mod router;
 mod split;
 mod state_page;
 mod wire;
@@ -15,6 +18,16 @@ use pyo3::prelude::*;
 /// The control plane of servekit.
 #[pymodule]
 mod _core {
+    use pyo3::prelude::*;
+
+    #[pymodule_init]
+    fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        module.add("RowError", crate::errors::row_error(module.py())?)?;
+        module.add("ColumnError", crate::errors::column_error(module.py())?)
+    }
+
+    #[pymodule_export]
+    use crate::controller::DataParallelController;
     #[pymodule_export]
     use crate::detok::Detokenizer;
     #[pymodule_export]
@@ -29,6 +42,10 @@ mod _core {
     use crate::plane::ControlPlane;
     #[pymodule_export]
     use crate::process::{build_info, set_parent_death_signal, watch_death_pipe, zmq_has};
+    #[pymodule_export]
+    use crate::report::RankReport;
+    #[pymodule_export]
+    use crate::router::MultiTokenizerRouter;
     #[pymodule_export]
     use crate::split::{
         extract_field_by_index, handle_output_by_index, merge_batches, split_batch, split_batch_by_name,

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use pyo3::prelude::*;
 use servekit_core::dispatch::LoadBalanceMethod;
+use servekit_core::fanout::MAX_UNACKNOWLEDGED;
 use servekit_core::plane::{Plane, PlaneConfig};
 
 use crate::errors::{Error, seconds};
@@ -28,6 +29,7 @@ impl ControlPlane {
         state_page=None,
         rank_wait_timeout=30.0,
         max_queued_requests=1024,
+        max_unacknowledged=MAX_UNACKNOWLEDGED,
     ))]
     #[expect(clippy::too_many_arguments, reason = "keywords in Python")]
     fn new(
@@ -41,6 +43,7 @@ impl ControlPlane {
         state_page: Option<String>,
         rank_wait_timeout: f64,
         max_queued_requests: usize,
+        max_unacknowledged: usize,
     ) -> PyResult<Self> {
         let config = PlaneConfig {
             run_dir,
@@ -54,6 +57,8 @@ impl ControlPlane {
             rank_wait: seconds("rank_wait_timeout", rank_wait_timeout)?,
             max_queued: max_queued_requests,
             build: build_name(),
+            max_unacknowledged,
+            endpoints: None,
         };
         Ok(Self(Plane::new(config).map_err(Error::from)?))
     }
@@ -69,16 +74,25 @@ impl ControlPlane {
         Ok(py.detach(|| self.0.wait(timeout)))
     }
 
-    /// Let a rank take requests, running at most `max_running` at once, or end what it has with `reason`.
-    #[pyo3(signature = (rank, active, reason="", max_running=0))]
-    fn set_rank(&self, py: Python<'_>, rank: usize, active: bool, reason: &str, max_running: usize) -> PyResult<()> {
+    /// Let a life of a rank take requests, running at most `max_running` at once, or end what it has with `reason`.
+    #[pyo3(signature = (rank, active, reason="", max_running=0, epoch=None))]
+    fn set_rank(
+        &self,
+        py: Python<'_>,
+        rank: usize,
+        active: bool,
+        reason: &str,
+        max_running: usize,
+        epoch: Option<u32>,
+    ) -> PyResult<()> {
         let reason = reason.to_owned();
-        Ok(py.detach(|| self.0.set_rank(rank, active, reason, max_running)).map_err(Error::from)?)
+        Ok(py.detach(|| self.0.set_rank(rank, epoch, active, reason, max_running)).map_err(Error::from)?)
     }
 
-    /// End what a worker's process had: it is gone.
-    fn worker_down(&self, py: Python<'_>, worker: usize) -> PyResult<()> {
-        Ok(py.detach(|| self.0.worker_down(worker)).map_err(Error::from)?)
+    /// End what a life of a worker had: it is gone.
+    #[pyo3(signature = (worker, epoch=None))]
+    fn worker_down(&self, py: Python<'_>, worker: usize, epoch: Option<u32>) -> PyResult<()> {
+        Ok(py.detach(|| self.0.worker_down(worker, epoch)).map_err(Error::from)?)
     }
 
     /// End every request with an error and take no further one; how many there were.

@@ -41,7 +41,7 @@ pub(crate) fn parse_envelope<'py>(py: Python<'py>, frame: &[u8]) -> PyResult<Bou
         }
         Section::Control { rank } => dict.set_item("rank", rank)?,
         Section::Hello { schema } => dict.set_item("schema", schema)?,
-        Section::Abort => {}
+        Section::Empty => {}
     }
     let exts: Vec<_> = envelope.exts().map(|(kind, data)| (kind, PyBytes::new(py, data))).collect();
     dict.set_item("exts", exts)?;

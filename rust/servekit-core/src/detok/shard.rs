@@ -35,12 +35,20 @@ pub struct Counts {
     pub failed: u64,
     /// Requests opened under an id that was in use.
     pub duplicates: u64,
+    /// Rows of open requests from a rank that does not have them.
+    pub strays: u64,
 }
 
-enum State {
+enum Stage {
     Live(Box<Request>),
     /// Ended here; the rank's finished row is still to come.
     Closing,
+}
+
+struct State {
+    /// The rank that has the request; none if rows of any rank count.
+    home: Option<u16>,
+    stage: Stage,
 }
 
 /// One detokenizer thread's requests. It does no I/O and never blocks.
@@ -62,11 +70,16 @@ impl Shard {
     /// Begin a request. It must be known here before anything about it is said, a refusal included. One that is known
     /// already goes on as it was, and is counted.
     pub fn open(&mut self, rid: u64, options: TextOptions, stream: bool) {
+        self.open_at(None, rid, options, stream);
+    }
+
+    /// As [`Shard::open`]; of the batches that [`Shard::batch_of`] takes, only those of rank `home` count.
+    pub fn open_at(&mut self, home: Option<u16>, rid: u64, options: TextOptions, stream: bool) {
         match self.requests.entry(rid) {
             Entry::Occupied(_) => self.counts.duplicates += 1,
             Entry::Vacant(entry) => {
                 let request = Request::new(&options, stream, self.vocabulary.is_some());
-                entry.insert(State::Live(Box::new(request)));
+                entry.insert(State { home, stage: Stage::Live(Box::new(request)) });
             }
         }
     }
@@ -74,10 +87,16 @@ impl Shard {
     /// Take this shard's rows of a batch. Rows of a request that is not open are dropped and counted. Batches that are
     /// text or embeddings already pass as they are, split by worker.
     pub fn batch(&mut self, batch: &ScannedBatch, out: &mut ShardOutput) {
-        if batch.kind() == Kind::BatchTokenId { self.detokenize(batch, out) } else { self.pass(batch, out) }
+        if batch.kind() == Kind::BatchTokenId { self.detokenize(batch, None, out) } else { self.pass(batch, out) }
     }
 
-    fn detokenize(&mut self, batch: &ScannedBatch, out: &mut ShardOutput) {
+    /// Take this shard's rows of a batch of token ids that `rank` sent. A row of a request that is at another rank is of
+    /// another attempt: it is dropped and counted.
+    pub fn batch_of(&mut self, rank: u16, batch: &ScannedBatch, out: &mut ShardOutput) {
+        self.detokenize(batch, Some(rank), out);
+    }
+
+    fn detokenize(&mut self, batch: &ScannedBatch, rank: Option<u16>, out: &mut ShardOutput) {
         let mut frames: Vec<Rows> = Vec::new();
         let mut places: HashMap<Route, usize> = HashMap::new();
         let carries = self.layout.in_batch(batch);
@@ -90,7 +109,13 @@ impl Shard {
                 continue;
             };
             let finished = batch.finished(row);
-            let State::Live(request) = entry.get_mut() else {
+            if let (Some(home), Some(rank)) = (entry.get().home, rank)
+                && home != rank
+            {
+                self.counts.strays += 1;
+                continue;
+            }
+            let Stage::Live(request) = &mut entry.get_mut().stage else {
                 if finished {
                     entry.remove();
                 }
@@ -129,7 +154,7 @@ impl Shard {
             if finished {
                 entry.remove();
             } else if ended {
-                entry.insert(State::Closing);
+                entry.get_mut().stage = Stage::Closing;
                 out.aborts.push(rid);
             }
         }
@@ -158,8 +183,8 @@ impl Shard {
                 self.counts.dropped += 1;
                 false
             }
-            Some(State::Closing) => false,
-            Some(State::Live(mut request)) => {
+            Some(State { stage: Stage::Closing, .. }) => false,
+            Some(State { stage: Stage::Live(mut request), .. }) => {
                 let vocabulary = self.vocabulary.as_deref();
                 let cut_off = || request.cut_off(vocabulary);
                 // The request ends with an error in any case; only its last, incomplete character is at stake.

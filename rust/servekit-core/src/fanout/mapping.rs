@@ -8,13 +8,19 @@ use std::time::Duration;
 
 use servekit_zmq::{Context, Error, Message, Socket, SocketKind};
 
+use super::unacknowledged::Unacknowledged;
 use crate::router::frames::{Frames, NIL, hello, patch_link};
 use crate::wire::{Route, SCHEMA};
 
-/// Messages that may wait for one worker. At a step a millisecond that is several seconds of one shard's output.
+/// Bytes that a worker may have been sent and not said yet that it has handled; then its streams are cut.
+pub const MAX_UNACKNOWLEDGED: usize = 64 << 20;
+/// Messages that may wait for one worker, whatever their size. At a step a millisecond that is several seconds of one
+/// shard's output.
 const SEND_HWM: i32 = 8192;
 /// How long a closed socket goes on sending: the last error events are worth it, a dead worker is not.
 const LINGER: Duration = Duration::from_millis(300);
+/// Workers that a request id can name.
+const WORKERS: usize = 4096;
 
 /// What went to one worker, over all its lives.
 #[derive(Debug, Default)]
@@ -23,12 +29,37 @@ pub struct PeerCounters {
     pub messages: AtomicU64,
     /// Bytes sent.
     pub bytes: AtomicU64,
-    /// Messages that the full pipe did not take.
+    /// Messages that were dropped because too much waits for the worker.
     pub lost: AtomicU64,
     /// Times that its streams were cut for that.
     pub cuts: AtomicU64,
     /// Messages for a life that is over.
     pub unroutable: AtomicU64,
+    /// Messages that its present life has not acknowledged.
+    pub unacknowledged_frames: AtomicU64,
+    /// Their bytes.
+    pub unacknowledged_bytes: AtomicU64,
+}
+
+impl PeerCounters {
+    /// Names and values, in the order of the fields.
+    pub fn named(&self) -> [(&'static str, u64); 7] {
+        [
+            ("messages", &self.messages),
+            ("bytes", &self.bytes),
+            ("lost", &self.lost),
+            ("cuts", &self.cuts),
+            ("unroutable", &self.unroutable),
+            ("unacknowledged_frames", &self.unacknowledged_frames),
+            ("unacknowledged_bytes", &self.unacknowledged_bytes),
+        ]
+        .map(|(name, count)| (name, count.load(Ordering::Relaxed)))
+    }
+
+    fn waits(&self, waiting: &Unacknowledged) {
+        self.unacknowledged_frames.store(waiting.frames() as u64, Ordering::Relaxed);
+        self.unacknowledged_bytes.store(waiting.bytes() as u64, Ordering::Relaxed);
+    }
 }
 
 /// What became of a message.
@@ -36,19 +67,46 @@ pub struct PeerCounters {
 pub enum Sent {
     /// It is on its way.
     Yes,
-    /// The pipe is full: this is the first message of a run that is lost, so the worker's streams are cut now.
+    /// Too much waits for the worker: this is the first message of a run that is lost, so its streams are cut now.
     Cut,
-    /// The pipe is still full.
+    /// Too much still waits for it.
     Lost,
     /// There is no such worker, or that life of it is over.
     NoRoute,
+}
+
+/// Which lives of a worker are sent to.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Life {
+    /// That one.
+    Is(u32),
+    /// None: it is gone.
+    Gone,
+    /// Whichever a request id names.
+    Any,
+    /// As `Any`, but for one that is over, known by the low bits of its epoch.
+    AnyBut(u16),
+}
+
+impl Life {
+    /// Epoch to write into frames for a route, 0 where nobody told it; none if that life is not sent to.
+    fn epoch(self, route: Route) -> Option<u32> {
+        match self {
+            Self::Is(epoch) => (epoch & 0xFFF == u32::from(route.epoch)).then_some(epoch),
+            Self::Any => Some(0),
+            Self::AnyBut(over) => (over != route.epoch).then_some(0),
+            Self::Gone => None,
+        }
+    }
 }
 
 struct Peer {
     socket: Socket,
     /// Number of the last message, whether it was lost or not: a reader sees from the next one what it missed.
     seq: u64,
-    full: bool,
+    /// Its streams are cut: messages are being lost.
+    cut: bool,
+    waiting: Unacknowledged,
 }
 
 /// Connects to a worker when the first message for it comes; never anywhere but to sockets in the run directory.
@@ -57,25 +115,43 @@ pub struct SocketMapping {
     run_dir: PathBuf,
     epoch: u32,
     hello: Vec<u8>,
-    /// Present life of each worker; none while it is gone.
-    epochs: Vec<Option<u32>>,
+    lives: Vec<Life>,
     peers: HashMap<Route, Peer>,
     counters: Arc<[PeerCounters]>,
+    most: usize,
 }
 
 impl SocketMapping {
     /// A mapping of the life `epoch` of a control process, for the workers whose present lives are given, by index.
     /// `build` names this build in the first frame of each link.
     pub fn new(context: Context, run_dir: &Path, epoch: u32, build: &str, worker_epochs: &[u32]) -> Self {
+        let lives = worker_epochs.iter().copied().map(Life::Is).collect();
+        Self::of(context, run_dir, epoch, build, lives)
+    }
+
+    /// As [`SocketMapping::new`], for any worker that a request id names, without registration.
+    pub fn open(context: Context, run_dir: &Path, epoch: u32, build: &str) -> Self {
+        Self::of(context, run_dir, epoch, build, vec![Life::Any; WORKERS])
+    }
+
+    fn of(context: Context, run_dir: &Path, epoch: u32, build: &str, lives: Vec<Life>) -> Self {
         Self {
             context,
             run_dir: run_dir.to_owned(),
             epoch,
             hello: hello(epoch, SCHEMA, build),
-            epochs: worker_epochs.iter().copied().map(Some).collect(),
             peers: HashMap::new(),
-            counters: worker_epochs.iter().map(|_| PeerCounters::default()).collect(),
+            counters: lives.iter().map(|_| PeerCounters::default()).collect(),
+            lives,
+            most: MAX_UNACKNOWLEDGED,
         }
+    }
+
+    /// Bounds what a worker has not acknowledged, in bytes; [`MAX_UNACKNOWLEDGED`] if never called.
+    #[must_use]
+    pub fn with_most_unacknowledged(mut self, bytes: usize) -> Self {
+        self.most = bytes;
+        self
     }
 
     /// Counters by worker; they stay valid and go on while others hold them.
@@ -98,10 +174,10 @@ impl SocketMapping {
     /// # Errors
     /// The socket can't be made.
     pub fn greet(&mut self, worker: u16, epoch: u32) -> Result<(), Error> {
-        let Some(known) = self.epochs.get_mut(usize::from(worker)) else { return Ok(()) };
-        if *known != Some(epoch) {
-            *known = Some(epoch);
-            self.peers.retain(|route, _| route.worker != worker);
+        let Some(life) = self.lives.get_mut(usize::from(worker)) else { return Ok(()) };
+        if *life != Life::Is(epoch) {
+            *life = Life::Is(epoch);
+            self.close(worker);
         }
         self.connect(Route { worker, epoch: (epoch & 0xFFF) as u16 }, epoch)
     }
@@ -114,8 +190,7 @@ impl SocketMapping {
     pub fn send_output(&mut self, route: Route, mut envelope: Vec<u8>, rest: Frames) -> Result<Sent, Error> {
         let worker = usize::from(route.worker);
         let Some(counters) = self.counters.get(worker) else { return Ok(Sent::NoRoute) };
-        let known = self.epochs.get(worker).copied().flatten();
-        let Some(epoch) = known.filter(|epoch| epoch & 0xFFF == u32::from(route.epoch)) else {
+        let Some(epoch) = self.lives.get(worker).and_then(|life| life.epoch(route)) else {
             counters.unroutable.fetch_add(1, Ordering::Relaxed);
             return Ok(Sent::NoRoute);
         };
@@ -126,37 +201,63 @@ impl SocketMapping {
         peer.seq += 1;
         patch_link(&mut envelope, self.epoch, epoch, peer.seq);
         let bytes = envelope.len() + rest.iter().map(|frame| frame.len()).sum::<usize>();
+        // A worker that is cut is still told how its streams end.
+        let most = if peer.cut { self.most.saturating_add(self.most / 8) } else { self.most };
+        if peer.waiting.bytes().saturating_add(bytes) > most {
+            return Ok(lose(peer, counters));
+        }
         let frames = std::iter::once(Message::from(envelope)).chain(rest).collect();
         match peer.socket.send(frames, true) {
             Ok(()) => {
-                peer.full = false;
+                peer.waiting.sent(peer.seq, bytes);
+                peer.cut &= peer.waiting.bytes() > self.most / 2;
                 counters.messages.fetch_add(1, Ordering::Relaxed);
                 counters.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+                counters.waits(&peer.waiting);
                 Ok(Sent::Yes)
             }
-            Err((Error::Again, _)) => {
-                counters.lost.fetch_add(1, Ordering::Relaxed);
-                if std::mem::replace(&mut peer.full, true) {
-                    return Ok(Sent::Lost);
-                }
-                counters.cuts.fetch_add(1, Ordering::Relaxed);
-                Ok(Sent::Cut)
-            }
+            Err((Error::Again, _)) => Ok(lose(peer, counters)),
             Err((error, _)) => Err(error),
         }
     }
 
-    /// Closes a worker's socket and sends nothing to this life of it any more.
-    pub fn remove(&mut self, worker: u16) {
-        if let Some(epoch) = self.epochs.get_mut(usize::from(worker)) {
-            *epoch = None;
+    /// A life of a worker has handled all messages up to that number.
+    ///
+    /// Returns whether there is such a link, and it was sent so many.
+    pub fn acknowledge(&mut self, route: Route, number: u64) -> bool {
+        let Some(peer) = self.peers.get_mut(&route).filter(|peer| number <= peer.seq) else { return false };
+        peer.waiting.handled(number);
+        peer.cut &= peer.waiting.bytes() > self.most / 2;
+        if let Some(counters) = self.counters.get(usize::from(route.worker)) {
+            counters.waits(&peer.waiting);
         }
-        self.peers.retain(|route, _| route.worker != worker);
+        true
+    }
+
+    /// Closes a worker's sockets and sends nothing to that life of it any more.
+    pub fn remove(&mut self, worker: u16) {
+        let over = self.peers.keys().filter(|route| route.worker == worker).map(|route| route.epoch).max();
+        if let Some(life) = self.lives.get_mut(usize::from(worker)) {
+            *life = match (*life, over) {
+                (Life::Is(_) | Life::Gone, _) => Life::Gone,
+                (_, Some(over)) => Life::AnyBut(over),
+                (open, None) => open,
+            };
+        }
+        self.close(worker);
     }
 
     /// Closes every socket; the next message for a worker connects again.
     pub fn clear_all_sockets(&mut self) {
         self.peers.clear();
+        self.counters.iter().for_each(|counters| counters.waits(&Unacknowledged::default()));
+    }
+
+    fn close(&mut self, worker: u16) {
+        self.peers.retain(|route, _| route.worker != worker);
+        if let Some(counters) = self.counters.get(usize::from(worker)) {
+            counters.waits(&Unacknowledged::default());
+        }
     }
 
     fn connect(&mut self, route: Route, epoch: u32) -> Result<(), Error> {
@@ -170,7 +271,17 @@ impl SocketMapping {
         let mut hello = self.hello.clone();
         patch_link(&mut hello, self.epoch, epoch, 1);
         socket.send(vec![Message::from(hello), Message::copy_of(&NIL)], true).map_err(|(error, _)| error)?;
-        self.peers.insert(route, Peer { socket, seq: 1, full: false });
+        self.peers.insert(route, Peer { socket, seq: 1, cut: false, waiting: Unacknowledged::default() });
         Ok(())
     }
+}
+
+/// Counts a message that a worker is not sent, and cuts its streams if it is the first.
+fn lose(peer: &mut Peer, counters: &PeerCounters) -> Sent {
+    counters.lost.fetch_add(1, Ordering::Relaxed);
+    if std::mem::replace(&mut peer.cut, true) {
+        return Sent::Lost;
+    }
+    counters.cuts.fetch_add(1, Ordering::Relaxed);
+    Sent::Cut
 }

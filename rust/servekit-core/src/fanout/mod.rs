@@ -2,6 +2,7 @@
 
 mod mapping;
 mod thread;
+mod unacknowledged;
 
-pub use mapping::{PeerCounters, Sent, SocketMapping};
+pub use mapping::{MAX_UNACKNOWLEDGED, PeerCounters, Sent, SocketMapping};
 pub(crate) use thread::{FanoutTask, run};

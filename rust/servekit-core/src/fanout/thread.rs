@@ -25,6 +25,13 @@ pub(crate) enum FanoutTask {
         /// Body and attachments.
         rest: Frames,
     },
+    /// A worker has handled all messages up to a number.
+    Acknowledge {
+        /// The worker.
+        route: Route,
+        /// The number.
+        number: u64,
+    },
     /// A life of a worker is there.
     Greet {
         /// The worker.
@@ -41,7 +48,7 @@ pub(crate) enum FanoutTask {
     Flush(Sender<()>),
 }
 
-/// Sends what comes until the plane stops. Workers whose pipe is full are told to the router as `cuts`.
+/// Sends what comes until the plane stops. Workers that lose a message are told to the router as `cuts`.
 pub(crate) fn run(
     mut mapping: SocketMapping,
     inbox: &Inbox<FanoutTask>,
@@ -59,6 +66,10 @@ pub(crate) fn run(
             }
             FanoutTask::Single { route, envelope, rest } => {
                 send(&mut mapping, route, envelope, rest, cuts, log)?;
+            }
+            FanoutTask::Acknowledge { route, number } => {
+                // What a life that is over has handled is of no interest.
+                mapping.acknowledge(route, number);
             }
             FanoutTask::Greet { worker, epoch } => mapping.greet(worker, epoch)?,
             FanoutTask::Forget { worker } => mapping.remove(worker),
@@ -79,9 +90,14 @@ fn send(
     cuts: &Arc<Mailbox<Route>>,
     log: &LogSink,
 ) -> Result<(), ThreadError> {
-    if mapping.send_output(route, envelope, rest)? == Sent::Cut {
-        log.write(Level::Error, "fanout", format_args!("{route} reads too slowly: its streams are cut"));
-        cuts.put(route);
+    match mapping.send_output(route, envelope, rest)? {
+        Sent::Yes | Sent::NoRoute => {}
+        Sent::Cut => {
+            log.write(Level::Error, "fanout", format_args!("{route} reads too slowly: its streams are cut"));
+            cuts.put(route);
+        }
+        // Of a stream that began after the cut: it ends as well.
+        Sent::Lost => cuts.put(route),
     }
     Ok(())
 }

@@ -10,6 +10,7 @@ use crossbeam_channel::{Receiver, Sender, bounded};
 use parking_lot::Mutex;
 use servekit_zmq::Context;
 
+use super::endpoints::Endpoints;
 use super::inbox::{Inbox, Mailbox, Pulse, Waker};
 use super::ranks::RankSockets;
 use super::report::{Report, spawn};
@@ -57,6 +58,10 @@ pub struct PlaneConfig {
     pub max_queued: usize,
     /// Text that names this build to peers.
     pub build: String,
+    /// Bytes that a worker may have been sent and not said yet that it has handled.
+    pub max_unacknowledged: usize,
+    /// Where peers meet control, if not at sockets in the run directory. The workers' own sockets are always there.
+    pub endpoints: Option<Endpoints>,
 }
 
 /// Why a control plane does not start or answer.
@@ -137,6 +142,14 @@ impl Plane {
                 config.run_dir.display()
             ));
         }
+        if let Some(endpoints) = &config.endpoints {
+            if let Some(address) = endpoints.foreign() {
+                return wrong(format!("{address:?} is no ipc:// or tcp://127.0.0.1: address"));
+            }
+            if endpoints.ranks.len() != config.rank_epochs.len() {
+                return wrong("each rank needs an address and an epoch".to_owned());
+            }
+        }
         let (sink, lines) = log_channel();
         Ok(Self { config, report: Report::new(), phase: Mutex::new(Phase::New), sink, lines })
     }
@@ -177,14 +190,17 @@ impl Plane {
         let context = Context::new();
         let sockets = i32::try_from(config.worker_epochs.len() * 2 + config.rank_epochs.len() + 16);
         context.set_max_sockets(sockets.unwrap_or(i32::MAX).max(1024)).map_err(socket)?;
-        let ingress = bind_pull(&context, &config.run_dir, "ingress.ipc").map_err(socket)?;
-        let egress = bind_pull(&context, &config.run_dir, "egress.ipc").map_err(socket)?;
-        let ranks = RankSockets::bind(&context, &config.run_dir, epoch, config.rank_epochs.len()).map_err(socket)?;
+        let endpoints = config.endpoints.clone();
+        let endpoints = endpoints.unwrap_or_else(|| Endpoints::in_folder(&config.run_dir, config.rank_epochs.len()));
+        let ingress = bind_pull(&context, &endpoints.ingress).map_err(socket)?;
+        let egress = bind_pull(&context, &endpoints.egress).map_err(socket)?;
+        let ranks = RankSockets::bind(&context, &endpoints.ranks, epoch).map_err(socket)?;
 
         let waker = Waker::new()?;
         let (stops, cuts) = (Mailbox::new(&waker), Mailbox::new(&waker));
         let hello = frames::hello(epoch, SCHEMA, &config.build);
-        let mapping = SocketMapping::new(context, &config.run_dir, epoch, &config.build, &config.worker_epochs);
+        let mapping = SocketMapping::new(context, &config.run_dir, epoch, &config.build, &config.worker_epochs)
+            .with_most_unacknowledged(config.max_unacknowledged);
         let peers = mapping.counters();
         let wake = || {
             let waker = Arc::clone(&waker);
@@ -245,20 +261,28 @@ impl Plane {
         self.report.wait(timeout)
     }
 
-    /// Lets a rank take requests, at most `max_running` of them at once, or ends what it has with `reason`.
+    /// Lets a life of a rank (none: the present one) take requests, at most `max_running` of them at once, or ends what
+    /// it has with `reason`: that life is over.
     ///
     /// # Errors
     /// It does not run, or the router does not take the command in time.
-    pub fn set_rank(&self, rank: usize, active: bool, reason: String, max_running: usize) -> Result<(), PlaneError> {
-        self.command(Some(Event::RankState { rank, active, reason, max_running }), Then::Nothing)
+    pub fn set_rank(
+        &self,
+        rank: usize,
+        epoch: Option<u32>,
+        active: bool,
+        reason: String,
+        max_running: usize,
+    ) -> Result<(), PlaneError> {
+        self.command(Some(Event::RankState { rank, epoch, active, reason, max_running }), Then::Nothing)
     }
 
-    /// Ends what a worker's process had: it is gone.
+    /// Ends what a life of a worker (none: the present one) had: it is gone.
     ///
     /// # Errors
     /// It does not run, or the router does not take the command in time.
-    pub fn worker_down(&self, worker: usize) -> Result<(), PlaneError> {
-        self.command(Some(Event::WorkerDown { worker }), Then::Nothing)
+    pub fn worker_down(&self, worker: usize, epoch: Option<u32>) -> Result<(), PlaneError> {
+        self.command(Some(Event::WorkerDown { worker, epoch }), Then::Nothing)
     }
 
     /// Ends every request with an error and takes no further one. Returns how many there were, once their ends have

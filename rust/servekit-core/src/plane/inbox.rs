@@ -73,8 +73,8 @@ impl<T> Inbox<T> {
     }
 }
 
-/// Things for the router. Their number is bounded by what they are about: a request is stopped once, a worker cut once
-/// until it reads again.
+/// Things for the router. Their number is bounded by what they are about: a request is stopped once, a worker cut for
+/// messages that it loses, of which there are no more once its streams have ended.
 pub(crate) struct Mailbox<T> {
     items: Mutex<Vec<T>>,
     waker: Arc<Waker>,

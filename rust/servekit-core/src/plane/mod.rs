@@ -2,6 +2,8 @@
 //! router core; Python starts them and waits.
 
 mod control;
+mod controller;
+mod endpoints;
 mod inbox;
 mod ranks;
 mod report;
@@ -10,5 +12,7 @@ mod shard;
 mod state;
 
 pub use control::{Plane, PlaneConfig, PlaneError};
+pub use controller::{Controller, ControllerConfig, ControllerCounts};
+pub use endpoints::Endpoints;
 pub(crate) use inbox::{Inbox, Mailbox};
 pub(crate) use report::ThreadError;

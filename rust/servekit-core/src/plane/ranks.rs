@@ -1,7 +1,6 @@
 //! The sockets to the ranks.
 
 use std::collections::VecDeque;
-use std::path::Path;
 
 use servekit_zmq::{Context, Error, Message, Socket, SocketKind};
 
@@ -29,14 +28,14 @@ pub(super) struct RankSockets {
 
 impl RankSockets {
     /// Binds the sockets of the life `epoch` of this process.
-    pub(super) fn bind(context: &Context, run_dir: &Path, epoch: u32, ranks: usize) -> Result<Self, Error> {
-        let bind = |rank| {
+    pub(super) fn bind(context: &Context, addresses: &[String], epoch: u32) -> Result<Self, Error> {
+        let bind = |address: &String| {
             let socket = context.socket(SocketKind::Push)?;
             socket.set_send_hwm(SEND_HWM)?;
-            socket.bind(&format!("ipc://{}", run_dir.join(format!("rank{rank}.ipc")).display()))?;
+            socket.bind(address)?;
             Ok(Rank { socket, seq: 0, backlog: VecDeque::new() })
         };
-        Ok(Self { epoch, ranks: (0..ranks).map(bind).collect::<Result<_, _>>()? })
+        Ok(Self { epoch, ranks: addresses.iter().map(bind).collect::<Result<_, _>>()? })
     }
 
     /// Sends a request with what the router decided; false if its rank is too far behind to take it.

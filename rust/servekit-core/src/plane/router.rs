@@ -1,6 +1,5 @@
 //! The router thread: sockets in and out around the router core.
 
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::time::{Duration, Instant};
@@ -22,11 +21,11 @@ use crate::state_page::{StatePage, monotonic_ns};
 use crate::wire::{Rid, Route, ScannedBatch};
 
 /// Messages taken from one socket before the others have their turn.
-const TURN: usize = 256;
+pub(super) const TURN: usize = 256;
 /// Messages that libzmq holds for the router from one peer.
 const RECV_HWM: i32 = 8192;
 /// How soon a message that a full pipe did not take is tried again.
-const RETRY: Duration = Duration::from_millis(5);
+pub(super) const RETRY: Duration = Duration::from_millis(5);
 
 /// What Python wants of the router.
 pub(super) struct Command {
@@ -75,15 +74,15 @@ pub(super) struct Router {
 /// What the event at hand carried, for actions that pass it on.
 #[derive(Default)]
 struct AtHand {
-    batch: Option<Arc<ScannedBatch>>,
+    batch: Option<(u16, Arc<ScannedBatch>)>,
     reply: Option<Frames>,
 }
 
 /// Binds a socket that receives from many peers.
-pub(super) fn bind_pull(context: &Context, run_dir: &Path, name: &str) -> Result<Socket, Error> {
+pub(super) fn bind_pull(context: &Context, address: &str) -> Result<Socket, Error> {
     let socket = context.socket(SocketKind::Pull)?;
     socket.set_recv_hwm(RECV_HWM)?;
-    socket.bind(&format!("ipc://{}", run_dir.join(name).display()))?;
+    socket.bind(address)?;
     Ok(socket)
 }
 
@@ -172,7 +171,7 @@ impl Router {
                     self.handle(Event::Reply { from, id }, AtHand { reply: Some(frames), batch: None })?;
                 }
                 FromRank::Batch { from, last_dispatch, load, rows } => {
-                    let batch = rows.as_ref().ok().and_then(Clone::clone);
+                    let batch = rows.as_ref().ok().and_then(Clone::clone).map(|batch| (from.number, batch));
                     let rows: Result<&dyn Rows, String> = match &rows {
                         Ok(Some(batch)) => Ok(&**batch),
                         Ok(None) => Ok(&NoRows),
@@ -212,7 +211,10 @@ impl Router {
     fn act(&mut self, action: Action<Frames>, at_hand: &mut AtHand, unsent: &mut Vec<Rid>) -> Result<(), ThreadError> {
         let epoch = self.core.config().epoch;
         match action {
-            Action::Open { rid, text, stream } => self.to_shard(rid, ShardTask::Open { rid, text, stream }),
+            Action::Open { rid, rank, text, stream } => {
+                let rank = rank.and_then(|rank| u16::try_from(rank).ok());
+                self.to_shard(rid, ShardTask::Open { rid, rank, text, stream });
+            }
             Action::Fail { rid, status, kind, message } => {
                 self.to_shard(rid, ShardTask::Fail { rid, status, kind, message });
             }
@@ -238,10 +240,10 @@ impl Router {
                 self.to_fanout(FanoutTask::Single { route: id.route(), envelope, rest: vec![Message::from(body)] });
             }
             Action::Deliver => {
-                if let Some(batch) = at_hand.batch.take() {
+                if let Some((rank, batch)) = at_hand.batch.take() {
                     for (shard, _) in &self.shards {
                         // A shard that has ended has said why.
-                        let _ = shard.send(ShardTask::Batch(Arc::clone(&batch)));
+                        let _ = shard.send(ShardTask::Batch { rank, batch: Arc::clone(&batch) });
                     }
                 }
             }
@@ -257,6 +259,7 @@ impl Router {
                 let body = vec![Message::copy_of(&NIL)];
                 self.ranks.message(rank, self.hello.clone(), body, receiver_epoch)?;
             }
+            Action::Acknowledge { route, number } => self.to_fanout(FanoutTask::Acknowledge { route, number }),
             Action::HelloWorker { worker, receiver_epoch } => {
                 if let Ok(worker) = u16::try_from(worker) {
                     self.to_fanout(FanoutTask::Greet { worker, epoch: receiver_epoch });
@@ -297,7 +300,8 @@ impl Router {
     }
 }
 
-fn receive(socket: &Socket) -> Result<Option<Frames>, Error> {
+/// A message, if there is one.
+pub(super) fn receive(socket: &Socket) -> Result<Option<Frames>, Error> {
     match socket.recv(true) {
         Ok(frames) => Ok(Some(frames)),
         Err(Error::Again) => Ok(None),

@@ -14,9 +14,9 @@ use crate::wire::{Rid, ScannedBatch, TextOptions};
 /// Work for a shard, in the order in which the router decided it.
 pub(super) enum ShardTask {
     /// A request begins.
-    Open { rid: Rid, text: TextOptions, stream: bool },
+    Open { rid: Rid, rank: Option<u16>, text: TextOptions, stream: bool },
     /// A step of a rank; the shard takes its own rows.
-    Batch(Arc<ScannedBatch>),
+    Batch { rank: u16, batch: Arc<ScannedBatch> },
     /// A request ends with an error.
     Fail { rid: Rid, status: u16, kind: &'static str, message: String },
     /// Tell when all before this has been handed to the sockets.
@@ -34,12 +34,12 @@ pub(super) fn run(
     let mut out = ShardOutput::default();
     while let Some(task) = inbox.next() {
         let flush = match task {
-            ShardTask::Open { rid, text, stream } => {
-                shard.open(rid.0, text, stream);
+            ShardTask::Open { rid, rank, text, stream } => {
+                shard.open_at(rank, rid.0, text, stream);
                 None
             }
-            ShardTask::Batch(batch) => {
-                shard.batch(&batch, &mut out);
+            ShardTask::Batch { rank, batch } => {
+                shard.batch_of(rank, &batch, &mut out);
                 None
             }
             ShardTask::Fail { rid, status, kind, message } => {

@@ -46,16 +46,11 @@ pub(super) fn snapshot(core: &Core<Frames>, queues: &Queues<'_>) -> Value {
         .zip(queues.peers)
         .enumerate()
         .map(|(worker, ((epoch, greeted), peer))| {
-            json!({
-                "worker": worker,
-                "epoch": epoch,
-                "greeted": greeted,
-                "messages": peer.messages.load(Ordering::Relaxed),
-                "bytes": peer.bytes.load(Ordering::Relaxed),
-                "lost": peer.lost.load(Ordering::Relaxed),
-                "cuts": peer.cuts.load(Ordering::Relaxed),
-                "unroutable": peer.unroutable.load(Ordering::Relaxed),
-            })
+            let mut state = json!({ "worker": worker, "epoch": epoch, "greeted": greeted });
+            for (name, count) in peer.named() {
+                state[name] = count.into();
+            }
+            state
         })
         .collect();
     let shards: Vec<Value> = queues

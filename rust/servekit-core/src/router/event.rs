@@ -86,6 +86,13 @@ pub enum Event<'a, F> {
         /// Request to end.
         rid: Rid,
     },
+    /// A worker has handled what this process sent it.
+    Acknowledge {
+        /// Its link.
+        from: Peer,
+        /// Number of the last such message on the link to it.
+        number: u64,
+    },
     /// A worker has a message for every rank.
     Control {
         /// Its link.
@@ -142,7 +149,9 @@ pub enum Event<'a, F> {
     RankState {
         /// The rank.
         rank: usize,
-        /// Whether it does.
+        /// The life that it speaks of; none for the present one.
+        epoch: Option<u32>,
+        /// Whether that life takes requests; if not, it is over.
         active: bool,
         /// Why not, for clients and the log.
         reason: String,
@@ -153,6 +162,8 @@ pub enum Event<'a, F> {
     WorkerDown {
         /// The worker.
         worker: usize,
+        /// The life that is over; none for the present one.
+        epoch: Option<u32>,
     },
     /// The pipe to a worker was full, and frames for it are lost.
     WorkerCut {
@@ -183,10 +194,12 @@ pub enum Event<'a, F> {
 /// Something to do. Actions are carried out in order.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Action<F> {
-    /// The shard of a request begins its state.
+    /// The shard of a request begins its state; at once after it the request is sent or fails.
     Open {
         /// The request.
         rid: Rid,
+        /// The rank whose rows count; none for a request that fails.
+        rank: Option<usize>,
         /// What the shard must know.
         text: TextOptions,
         /// Whether text goes out as it comes.
@@ -249,6 +262,13 @@ pub enum Action<F> {
     Forward {
         /// Correlation id.
         id: Rid,
+    },
+    /// A worker has handled all messages up to a number.
+    Acknowledge {
+        /// The worker and its life.
+        route: Route,
+        /// The number.
+        number: u64,
     },
     /// A rank is greeted.
     HelloRank {

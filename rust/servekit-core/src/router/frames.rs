@@ -86,7 +86,8 @@ pub fn from_worker(frames: Frames) -> Event<'static, Frames> {
     let (kind, rid, stream) = (envelope.kind, Rid(envelope.id), envelope.flags & FLAG_STREAM != 0);
     match envelope.section {
         Section::Hello { schema } => Event::Hello { side, from, schema, name: name(&envelope) },
-        Section::Abort => Event::Abort { from, rid },
+        Section::Empty if kind == Kind::Ack => Event::Acknowledge { from, number: envelope.id },
+        Section::Empty => Event::Abort { from, rid },
         Section::Request { rank, tokens, .. } => {
             let text = match (kind, envelope.ext(Ext::Text)) {
                 (Kind::Embedding, _) => Err("this server computes no embeddings".to_owned()),
@@ -134,7 +135,7 @@ pub fn from_rank(mut frames: Frames) -> FromRank {
             Some(active) => Event::ActiveRanks { from, active },
             None => Event::Malformed { side, reason: "body is no ActiveRanksOutput".to_owned() },
         },
-        Section::Batch { .. } | Section::Control { .. } | Section::Request { .. } | Section::Abort => {
+        Section::Batch { .. } | Section::Control { .. } | Section::Request { .. } | Section::Empty => {
             unknown(side, from, kind)
         }
     };
@@ -225,7 +226,7 @@ pub fn hello(epoch: u32, schema: u64, build: &str) -> Vec<u8> {
 
 /// The end of a request.
 pub fn abort(epoch: u32, rid: Rid) -> Vec<u8> {
-    EnvelopeBuilder { sender_epoch: epoch, id: rid.0, ..EnvelopeBuilder::new(Kind::Abort, Section::Abort) }.encode()
+    EnvelopeBuilder { sender_epoch: epoch, id: rid.0, ..EnvelopeBuilder::new(Kind::Abort, Section::Empty) }.encode()
 }
 
 /// Body of an abort, `["AbortReq", rid, ""]`.
@@ -240,6 +241,23 @@ pub fn abort_body(rid: Rid) -> Vec<u8> {
 pub fn batch_str(epoch: u32, rows: u32) -> Vec<u8> {
     let section = Section::Batch { rows, rank: -1, last_dispatch: 0, load: None };
     EnvelopeBuilder { sender_epoch: epoch, ..EnvelopeBuilder::new(Kind::BatchStr, section) }.encode()
+}
+
+/// A batch of one row that ends a request with an error: envelope and body.
+///
+/// The body is `["BatchTokenIDOutput", [rid], nil, [["error", nil, message, status]]]`.
+pub fn failed(epoch: u32, rid: Rid, status: u16, message: &str) -> (Vec<u8>, Vec<u8>) {
+    let section = Section::Batch { rows: 1, rank: -1, last_dispatch: 0, load: None };
+    let envelope =
+        EnvelopeBuilder { sender_epoch: epoch, ..EnvelopeBuilder::new(Kind::BatchTokenId, section) }.encode();
+    let mut body = b"\x94\xb2BatchTokenIDOutput\x91\xcf".to_vec();
+    body.extend_from_slice(&rid.0.to_be_bytes());
+    body.extend_from_slice(b"\xc0\x91\x94\xa5error\xc0\xdb");
+    body.extend_from_slice(&(message.len() as u32).to_be_bytes());
+    body.extend_from_slice(message.as_bytes());
+    body.push(0xcd);
+    body.extend_from_slice(&status.to_be_bytes());
+    (envelope, body)
 }
 
 /// The control process's own answer to a control message: envelope and body.
@@ -281,6 +299,10 @@ mod tests {
         let (_, body) = answer(1, Rid(7), &[0, 300], b"{}");
         let value = rmpv::decode::read_value(&mut &body[..]).unwrap();
         assert_eq!(value.to_string(), r#"["ControlReply", true, "", [123, 125], [0, 300]]"#);
+        let (_, body) = failed(1, Rid(9), 503, "no");
+        assert_eq!(ScannedBatch::parse(Kind::BatchTokenId, Arc::new(body.clone())).unwrap().rids(), [9]);
+        let value = rmpv::decode::read_value(&mut &body[..]).unwrap();
+        assert_eq!(value.to_string(), r#"["BatchTokenIDOutput", [9], nil, [["error", nil, "no", 503]]]"#);
         let value = rmpv::decode::read_value(&mut &abort_body(Rid(5))[..]).unwrap();
         assert_eq!(value.to_string(), r#"["AbortReq", 5, ""]"#);
     }

@@ -3,7 +3,7 @@
 use super::column::{Carry, Column, ColumnKind, column};
 
 /// Hash of all message definitions, as HELLO carries it.
-pub const SCHEMA: u64 = 0x13cc_7521_826e_e06b;
+pub const SCHEMA: u64 = 0xdcfc_bce6_7925_1065;
 
 /// `BatchTokenIDOutput`.
 pub mod batch_token_id {

@@ -46,6 +46,8 @@ macro_rules! kinds {
 kinds! {
     /// First frame each way on a link.
     Hello = 1,
+    /// What a worker has handled.
+    Ack = 2,
     /// `TokenizedGenerateReqInput`.
     Generate = 16,
     /// `TokenizedEmbeddingReqInput`.
@@ -129,15 +131,15 @@ pub enum Section {
         /// Hash of the speaker's message definitions.
         schema: u64,
     },
-    /// Of ABORT.
-    Abort,
+    /// Of ACK and ABORT: nothing.
+    Empty,
 }
 
 impl Section {
     fn size(kind: Kind) -> usize {
         match kind {
             Kind::Hello => HELLO,
-            Kind::Abort => 0,
+            Kind::Ack | Kind::Abort => 0,
             kind if kind.is_request() => REQUEST,
             kind if kind.is_batch() => BATCH,
             _ => CONTROL,
@@ -148,7 +150,7 @@ impl Section {
         let i32_at = |offset| u32_at(at, offset).map(u32::cast_signed);
         Some(match kind {
             Kind::Hello => Self::Hello { schema: u64_at(at, 0)? },
-            Kind::Abort => Self::Abort,
+            Kind::Ack | Kind::Abort => Self::Empty,
             kind if kind.is_request() => Self::Request {
                 rank: i32_at(0)?,
                 tokens: u32_at(at, 4)?,
@@ -178,7 +180,7 @@ impl Section {
     fn encode(&self, out: &mut Vec<u8>) {
         match *self {
             Self::Hello { schema } => out.extend_from_slice(&schema.to_le_bytes()),
-            Self::Abort => {}
+            Self::Empty => {}
             Self::Request { rank, tokens, attempt, dispatch } => {
                 out.extend_from_slice(&rank.to_le_bytes());
                 out.extend_from_slice(&tokens.to_le_bytes());
@@ -220,7 +222,7 @@ pub struct Envelope<'a> {
     pub receiver_epoch: u32,
     /// Number of the frame on its link, from 1.
     pub seq: u64,
-    /// Request id, correlation id or step number, by kind.
+    /// Request id, correlation id, step number or number of the last frame handled, by kind.
     pub id: u64,
     /// By kind.
     pub section: Section,

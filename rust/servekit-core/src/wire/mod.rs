@@ -8,6 +8,7 @@ mod ext;
 pub(crate) mod msgpack;
 mod rid;
 mod scan;
+mod tag;
 
 pub use column::{Carry, Column, ColumnKind};
 pub use columns::SCHEMA;
@@ -19,3 +20,4 @@ pub(crate) use scan::{Cells, Lists, Tensor};
 pub use scan::{FinishType, ScannedBatch};
 /// Bytes of a frame that several threads hold at once.
 pub use servekit_zmq::SharedBytes;
+pub use tag::batch_kind;

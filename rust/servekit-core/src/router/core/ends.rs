@@ -1,6 +1,7 @@
 //! A request's ends, all of which free what it was charged with.
 
 use super::super::event::{Action, Peer, Side};
+use super::requests::open;
 use super::{Actions, Core, Place, Refusal, at_rank};
 use crate::wire::Rid;
 
@@ -26,9 +27,9 @@ impl<F> Core<F> {
     /// Ends a request with an error, at its shard and at its rank.
     pub(super) fn fail(&mut self, rid: Rid, (status, message): Refusal, actions: &mut Actions<F>) {
         self.abort_at_rank(rid, actions);
-        if self.remove(rid).is_some() {
+        if let Some(place) = self.remove(rid) {
             self.counters.failed += 1;
-            actions.push(Action::Fail { rid, status, kind: "error", message });
+            end(place, Action::Fail { rid, status, kind: "error", message }, actions);
         }
     }
 
@@ -67,8 +68,10 @@ impl<F> Core<F> {
             }
             Some(Place::Waiting { .. }) => {
                 self.counters.aborts += 1;
-                self.remove(rid);
-                actions.push(Action::Fail { rid, status: 0, kind: "abort", message: "aborted".to_owned() });
+                if let Some(place) = self.remove(rid) {
+                    let message = "aborted".to_owned();
+                    end(place, Action::Fail { rid, status: 0, kind: "abort", message }, actions);
+                }
             }
         }
     }
@@ -93,4 +96,12 @@ impl<F> Core<F> {
             self.counters.stray += 1;
         }
     }
+}
+
+/// Ends a request at its shard, which does not know yet of one that waits.
+fn end<F>(place: Place<F>, fail: Action<F>, actions: &mut Actions<F>) {
+    if let Place::Waiting { mut request, .. } = place {
+        actions.push(open(&mut request, None));
+    }
+    actions.push(fail);
 }

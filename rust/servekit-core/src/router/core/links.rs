@@ -69,10 +69,10 @@ impl<F> Core<F> {
             ))),
             Verdict::Take { .. } => {
                 // A newer life before supervision told of the old one's end.
-                if newer && side == Side::Worker {
-                    self.worker_down(number, actions);
-                } else if newer && self.budget.ranks()[number].active() {
-                    self.rank_state(number, false, "it was replaced".to_owned(), 0, now, actions);
+                match side {
+                    Side::Worker if newer => self.worker_down(number, None, actions),
+                    Side::Rank if newer => self.rank_down(number, None, "it was replaced".to_owned(), now, actions),
+                    Side::Worker | Side::Rank => {}
                 }
                 self.links(side)[number].greet(own_epoch, from);
                 match side {
@@ -80,9 +80,6 @@ impl<F> Core<F> {
                     Side::Rank => {
                         let rank = &mut self.ranks[number];
                         (rank.epoch, rank.greeted, rank.able, rank.seen) = (from.epoch, true, true, now);
-                        if newer {
-                            self.budget.reset(number);
-                        }
                         actions.push(Action::HelloRank { rank: number, receiver_epoch: from.epoch });
                         self.refresh_rank(number, now, actions);
                     }

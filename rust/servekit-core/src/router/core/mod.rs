@@ -18,7 +18,7 @@ use super::link::Link;
 use crate::dispatch::{DpBudget, LoadBalanceMethod};
 use crate::log::Level;
 use crate::stats::Counters;
-use crate::wire::{Load, Rid};
+use crate::wire::{Load, Rid, Route};
 
 /// Settings that hold for the life of a router.
 #[derive(Clone, Debug)]
@@ -63,8 +63,8 @@ pub struct RankView {
     pub load: Load,
     /// When its last frame came; 0 for never.
     pub seen: Nanos,
-    /// Whether supervision takes it as ready.
-    told: bool,
+    /// The life that supervision takes as ready, 0 for none.
+    told: u32,
     /// Whether the ranks themselves take it as able.
     able: bool,
     /// Why it is not active, for clients.
@@ -107,7 +107,7 @@ impl<F> Core<F> {
             max_running: 0,
             load: Load::default(),
             seen: 0,
-            told: false,
+            told: 0,
             able: true,
             reason: "it is starting".to_owned(),
         };
@@ -132,6 +132,12 @@ impl<F> Core<F> {
             Event::Hello { side, from, schema, name } => self.hello(side, from, schema, &name, now, actions),
             Event::Request { from, request } => self.request(from, request, now, actions),
             Event::Abort { from, rid } => self.client_abort(from, rid, actions),
+            Event::Acknowledge { from, number } => {
+                if self.admit(Side::Worker, from, actions) {
+                    let route = Route { worker: from.number, epoch: (from.epoch & 0xFFF) as u16 };
+                    actions.push(Action::Acknowledge { route, number });
+                }
+            }
             Event::Control { from, id, state, frame } => self.control(from, id, state, frame, actions),
             Event::Batch { from, last_dispatch, load, rows } => {
                 self.batch(from, last_dispatch, load, rows, now, actions);
@@ -160,10 +166,11 @@ impl<F> Core<F> {
                 self.counters.unknown += 1;
                 self.complain(side, number, actions, || format!("kind {kind} does not belong here"));
             }
-            Event::RankState { rank, active, reason, max_running } => {
-                self.rank_state(rank, active, reason, max_running, now, actions);
+            Event::RankState { rank, epoch, active: true, max_running, .. } => {
+                self.rank_up(rank, epoch, max_running, now, actions);
             }
-            Event::WorkerDown { worker } => self.worker_down(worker, actions),
+            Event::RankState { rank, epoch, reason, .. } => self.rank_down(rank, epoch, reason, now, actions),
+            Event::WorkerDown { worker, epoch } => self.worker_down(worker, epoch, actions),
             Event::WorkerCut { route } => self.worker_cut(route, actions),
             Event::StopMatch { rid } => {
                 if self.abort_at_rank(rid, actions) {

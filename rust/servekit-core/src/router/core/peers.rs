@@ -57,21 +57,36 @@ impl<F> Core<F> {
         self.fail_where(&refusal, actions, |_, place| at_rank(place, rank));
     }
 
-    pub(super) fn rank_state(
+    /// Supervision takes a life of a rank as ready.
+    pub(super) fn rank_up(
         &mut self,
         rank: usize,
-        active: bool,
-        reason: String,
+        epoch: Option<u32>,
         max_running: usize,
         now: Nanos,
         actions: &mut Actions<F>,
     ) {
-        let Some(view) = self.ranks.get_mut(rank) else { return };
-        (view.told, view.max_running) = (active, if active { max_running } else { 0 });
-        if active {
-            self.refresh_rank(rank, now, actions);
+        let (Some(view), Some(link)) = (self.ranks.get_mut(rank), self.rank_links.get(rank)) else { return };
+        (view.told, view.max_running) = (epoch.unwrap_or(link.epoch), max_running);
+        self.refresh_rank(rank, now, actions);
+    }
+
+    /// A life of a rank is over: ends what it had. What it still has under way is of another life now.
+    pub(super) fn rank_down(
+        &mut self,
+        rank: usize,
+        epoch: Option<u32>,
+        reason: String,
+        now: Nanos,
+        actions: &mut Actions<F>,
+    ) {
+        let (Some(view), Some(link)) = (self.ranks.get_mut(rank), self.rank_links.get_mut(rank)) else { return };
+        if epoch.is_some_and(|epoch| epoch < link.epoch) {
+            // A later life has said hello, which ended this one.
             return;
         }
+        link.end();
+        (view.greeted, view.max_running) = (false, 0);
         view.reason = if reason.is_empty() { "it is down".to_owned() } else { reason };
         let refusal = (503, format!("rank {rank} is not active: {}", view.reason));
         self.refresh_rank(rank, now, actions);
@@ -84,7 +99,7 @@ impl<F> Core<F> {
     /// Makes a rank active exactly when it has said hello, supervision says so, and its peers do not object.
     pub(super) fn refresh_rank(&mut self, rank: usize, now: Nanos, actions: &mut Actions<F>) {
         let view = &self.ranks[rank];
-        let active = view.greeted && view.told && view.able;
+        let active = view.greeted && view.told == view.epoch && view.able;
         if active == self.budget.ranks()[rank].active() {
             return;
         }
@@ -97,8 +112,12 @@ impl<F> Core<F> {
         }
     }
 
-    pub(super) fn worker_down(&mut self, worker: usize, actions: &mut Actions<F>) {
+    pub(super) fn worker_down(&mut self, worker: usize, epoch: Option<u32>, actions: &mut Actions<F>) {
         let Some(link) = self.worker_links.get_mut(worker) else { return };
+        if epoch.is_some_and(|epoch| epoch < link.epoch) {
+            // A later life has said hello, which ended this one.
+            return;
+        }
         let life_number = life_of(worker, link.epoch);
         link.end();
         actions.push(Action::ForgetWorker { worker });

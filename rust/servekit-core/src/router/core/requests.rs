@@ -3,9 +3,10 @@
 use super::super::event::{Action, Nanos, Peer, Request, Side};
 use super::{Actions, Core, Place, Refusal};
 use crate::dispatch::{DispatchError, Dispatched, LoadBalanceMethod};
+use crate::wire::TextOptions;
 
 impl<F> Core<F> {
-    pub(super) fn request(&mut self, from: Peer, mut request: Request<F>, now: Nanos, actions: &mut Actions<F>) {
+    pub(super) fn request(&mut self, from: Peer, request: Request<F>, now: Nanos, actions: &mut Actions<F>) {
         let rid = request.rid;
         if !self.admit(Side::Worker, from, actions) || !self.own_id(from, rid, actions) {
             return;
@@ -16,14 +17,12 @@ impl<F> Core<F> {
             return;
         }
         self.counters.requests += 1;
-        let text = std::mem::replace(&mut request.text, Ok(Default::default()));
-        let refusal = match &text {
+        let refusal = match &request.text {
             Err(reason) => Some((400, reason.clone())),
             Ok(_) => self.full(),
         };
-        actions.push(Action::Open { rid, text: text.unwrap_or_default(), stream: request.stream });
         if let Some(refusal) = refusal {
-            self.refuse(&request, refusal, actions);
+            self.refuse(request, refusal, actions);
         } else if let Some(request) = self.place(request, actions) {
             self.waiting.push_back(rid);
             self.table.insert(rid, Place::Waiting { since: now, request: Box::new(request) });
@@ -41,16 +40,17 @@ impl<F> Core<F> {
             .then(|| (503, format!("the server is busy: {} requests are in flight", self.table.len())))
     }
 
-    pub(super) fn refuse(&mut self, request: &Request<F>, (status, message): Refusal, actions: &mut Actions<F>) {
+    pub(super) fn refuse(&mut self, mut request: Request<F>, (status, message): Refusal, actions: &mut Actions<F>) {
         self.counters.refused += 1;
         if let Some(group) = &request.group {
             self.groups.settle(request.rid, group, None);
         }
+        actions.push(open(&mut request, None));
         actions.push(Action::Fail { rid: request.rid, status, kind: "error", message });
     }
 
     /// Sends a request to a rank or refuses it; gives it back when no rank is active.
-    pub(super) fn place(&mut self, request: Request<F>, actions: &mut Actions<F>) -> Option<Request<F>> {
+    pub(super) fn place(&mut self, mut request: Request<F>, actions: &mut Actions<F>) -> Option<Request<F>> {
         match self.choose(&request) {
             Ok(Dispatched { rank, dispatch }) => {
                 let rid = request.rid;
@@ -62,6 +62,7 @@ impl<F> Core<F> {
                 self.ranks[rank].dispatched += 1;
                 self.table.insert(rid, Place::Rank { rank, dispatch, aborted: false });
                 let receiver_epoch = self.ranks[rank].epoch;
+                actions.push(open(&mut request, Some(rank)));
                 actions.push(Action::Send { rid, rank, receiver_epoch, attempt: 1, dispatch, frame: request.frame });
                 None
             }
@@ -75,7 +76,7 @@ impl<F> Core<F> {
                     DispatchError::RankInactive(rank) => format!("{error}: {}", self.ranks[rank].reason),
                     _ => error.to_string(),
                 };
-                self.refuse(&request, (status, message), actions);
+                self.refuse(request, (status, message), actions);
                 None
             }
         }
@@ -116,4 +117,10 @@ impl<F> Core<F> {
             self.fail(rid, (503, format!("no rank became active within {waited} s")), actions);
         }
     }
+}
+
+/// The action that makes a request known to its shard.
+pub(super) fn open<F>(request: &mut Request<F>, rank: Option<usize>) -> Action<F> {
+    let text = std::mem::replace(&mut request.text, Ok(TextOptions::default())).unwrap_or_default();
+    Action::Open { rid: request.rid, rank, text, stream: request.stream }
 }

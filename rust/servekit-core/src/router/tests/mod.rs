@@ -1,6 +1,5 @@
 //! What the router promises, told as events and the actions that follow.
 
-mod lives;
 mod promises;
 
 use std::collections::{HashMap, HashSet};
@@ -122,7 +121,8 @@ impl World {
     }
 
     fn rank_state(&mut self, rank: usize, active: bool) -> Vec<Action<u64>> {
-        self.handle(Event::RankState { rank, active, reason: "killed by signal 9".to_owned(), max_running: 4 })
+        let reason = "killed by signal 9".to_owned();
+        self.handle(Event::RankState { rank, epoch: None, active, reason, max_running: 4 })
     }
 
     fn mint(&mut self, worker: u16) -> Rid {

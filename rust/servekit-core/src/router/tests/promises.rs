@@ -263,7 +263,7 @@ fn a_dead_rank_ends_what_it_had_and_gets_nothing() {
         assert_eq!(world.sent[&rid].0, 1);
     }
     world.step(0, &[(first, true)]);
-    assert_eq!(world.core.counters().stray, 1, "what it still had under way is nothing");
+    assert_eq!(world.core.counters().fenced, 1, "what it still had under way is nothing");
 }
 
 #[test]
@@ -310,7 +310,7 @@ fn a_dead_worker_aborts_its_requests_and_a_new_life_joins() {
     };
     world.handle(Event::Request { from, request });
     let late = world.peer(Side::Worker, 0);
-    let actions = world.handle(Event::WorkerDown { worker: 0 });
+    let actions = world.handle(Event::WorkerDown { worker: 0, epoch: None });
     assert!(actions.contains(&Action::ForgetWorker { worker: 0 }));
     assert_eq!(world.aborts, [gone]);
     assert_eq!(world.handle(Event::Abort { from: late, rid: mine }), []);
