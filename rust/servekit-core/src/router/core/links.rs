@@ -57,16 +57,22 @@ impl<F> Core<F> {
             self.counters.malformed += 1;
             return;
         };
-        let newer = from.epoch > link.epoch;
+        let (newer, serving) = (from.epoch > link.epoch, link.greeted);
         let verdict = link.clone().greet(own_epoch, from);
         match verdict {
             Verdict::Fenced => self.counters.fenced += 1,
             Verdict::Replayed => self.counters.replayed += 1,
-            Verdict::Take { .. } if schema != self.config.schema => actions.push(Action::Fatal(format!(
-                "{} {number} ({name}) speaks message schema {schema:#x}, this control process {:#x}",
-                word(side),
-                self.config.schema
-            ))),
+            Verdict::Take { .. } if schema != self.config.schema => {
+                let own = self.config.schema;
+                let what = format!("({name}) speaks message schema {schema:#x}, this control process {own:#x}");
+                if serving {
+                    // Whoever claims to follow a peer that works ends nobody's work.
+                    self.counters.malformed += 1;
+                    self.complain(side, from.number, actions, || what.clone());
+                } else {
+                    actions.push(Action::Fatal(format!("{} {number} {what}", word(side))));
+                }
+            }
             Verdict::Take { .. } => {
                 // A newer life before supervision told of the old one's end.
                 match side {

@@ -252,6 +252,16 @@ fn nothing_counts_before_hello_and_another_schema_is_fatal() {
 }
 
 #[test]
+fn a_stranger_that_claims_to_follow_a_working_rank_ends_nothing() {
+    let mut world = World::ready(config(1, 1));
+    let from = Peer { number: 0, epoch: 7, receiver_epoch: 0, seq: 1 };
+    let actions = world.handle(Event::Hello { side: Side::Rank, from, schema: 98, name: "old".to_owned() });
+    assert!(matches!(&actions[..], [Action::Log(crate::log::Level::Warning, _)]), "{actions:?}");
+    assert_eq!(world.core.counters().malformed, 1);
+    assert!(world.core.budget().ranks()[0].active());
+}
+
+#[test]
 fn a_dead_rank_ends_what_it_had_and_gets_nothing() {
     let mut world = World::ready(config(2, 1));
     let (first, second) = (world.request(), world.request());
