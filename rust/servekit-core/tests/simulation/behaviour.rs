@@ -123,7 +123,8 @@ impl World {
         if self.random.once_in(self.chaos.strays) {
             let worker = self.random.below(self.workers.len() as u64) as usize;
             if let Some(&rid) = self.workers[worker].live.iter().next()
-                && self.ledger.rank(rid) != Some(number)
+                // One that is still on its way to control may yet come here, and then the row would be no stray.
+                && self.ledger.rank(rid).is_some_and(|home| home != number)
             {
                 let end = self.random.once_in(3).then_some("length");
                 rows.push(Row { rid, tokens: vec![token(number, epoch, rid, 0)], end });

@@ -113,8 +113,8 @@ fn whatever_happens_each_request_ends_once_and_nothing_is_left() {
     }
     println!("{seeds} lives, {} events, {} tokens, {:?}", total.events, total.tokens, total.counters);
     if seeds >= SEEDS {
-        // Each thing that can be counted in such lives was, often.
-        let never = ["malformed", "unknown", "forged"];
+        // Each thing that can be counted in such lives was, often. Nobody lies in them: the router's own tests do.
+        let never = ["malformed", "unknown", "forged", "duplicates"];
         for (name, count) in total.counters.into_iter().filter(|(name, _)| !never.contains(name)) {
             assert!(count > 100, "{name} was counted {count} times in all lives");
         }

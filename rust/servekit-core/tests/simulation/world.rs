@@ -295,13 +295,13 @@ impl World {
         self.transmit(Pipe::Up(side == Side::Rank, number), What::Up { side, number, link, message });
     }
 
-    fn to_rank(&mut self, rank: usize, receiver_epoch: u32, message: Down) {
+    fn send_to_rank(&mut self, rank: usize, receiver_epoch: u32, message: Down) {
         self.rank_seqs[rank] += 1;
         let link = Link { sender_epoch: self.control, receiver_epoch, seq: self.rank_seqs[rank] };
         self.transmit(Pipe::Rank(rank), What::ToRank { rank, link, message });
     }
 
-    fn to_worker(&mut self, route: Route, message: Down) {
+    fn send_to_worker(&mut self, route: Route, message: Down) {
         let Some((epoch, seq)) = self.greeted.get_mut(&route) else { return };
         *seq += 1;
         let link = Link { sender_epoch: self.control, receiver_epoch: *epoch, seq: *seq };
@@ -417,13 +417,13 @@ impl World {
                     return unsent.push(rid);
                 }
                 self.ledger.sent(rid, self.control, rank, receiver_epoch);
-                self.to_rank(rank, receiver_epoch, Down::Request { rid, dispatch });
+                self.send_to_rank(rank, receiver_epoch, Down::Request { rid, dispatch });
             }
-            Action::Abort { rid, rank, receiver_epoch } => self.to_rank(rank, receiver_epoch, Down::Abort(rid)),
+            Action::Abort { rid, rank, receiver_epoch } => self.send_to_rank(rank, receiver_epoch, Down::Abort(rid)),
             Action::Control { ranks, frame } => {
-                ranks.into_iter().for_each(|(rank, epoch)| self.to_rank(rank, epoch, Down::Ask(Rid(frame))));
+                ranks.into_iter().for_each(|(rank, epoch)| self.send_to_rank(rank, epoch, Down::Ask(Rid(frame))));
             }
-            Action::Answer { id, .. } | Action::Forward { id } => self.to_worker(id.route(), Down::Answer),
+            Action::Answer { id, .. } | Action::Forward { id } => self.send_to_worker(id.route(), Down::Answer),
             Action::Deliver => {
                 let (rank, batch) = batch.expect("a batch to deliver");
                 for shard in &mut self.shards {
@@ -433,12 +433,12 @@ impl World {
             }
             Action::HelloRank { rank, receiver_epoch } => {
                 self.rank_seqs[rank] = 0;
-                self.to_rank(rank, receiver_epoch, Down::Hello);
+                self.send_to_rank(rank, receiver_epoch, Down::Hello);
             }
             Action::HelloWorker { worker, receiver_epoch } => {
                 let route = Route { worker: worker as u16, epoch: receiver_epoch as u16 };
                 self.greeted.insert(route, (receiver_epoch, 0));
-                self.to_worker(route, Down::Hello);
+                self.send_to_worker(route, Down::Hello);
             }
             Action::Acknowledge { .. } | Action::ForgetRank { .. } | Action::Log(..) => {}
             Action::ForgetWorker { worker } => self.greeted.retain(|route, _| usize::from(route.worker) != worker),
@@ -456,7 +456,7 @@ impl World {
             for row in text_rows(&frame.body) {
                 self.ledger.row(&row, self.control, frame.route);
             }
-            self.to_worker(frame.route, Down::Text(frame.body));
+            self.send_to_worker(frame.route, Down::Text(frame.body));
         }
     }
 
