@@ -83,6 +83,7 @@ pub(crate) struct Rank {
     waiting: VecDeque<(Rid, Run)>,
     closing: Vec<Rid>,
     reported: (u64, Load),
+    before: (u64, Load),
 }
 
 impl Rank {
@@ -99,6 +100,7 @@ impl Rank {
             waiting: VecDeque::new(),
             closing: Vec::new(),
             reported: (0, Load::default()),
+            before: (0, Load::default()),
         }
     }
 
@@ -141,9 +143,11 @@ impl Rank {
         rows
     }
 
-    /// Its load after a step; with `stale`, what it said before.
+    /// Its load after a step; with `stale`, what it said before its last word.
     pub(crate) fn report(&mut self, stale: bool) -> (u64, Load) {
-        if !stale {
+        if stale {
+            self.before
+        } else {
             let load = Load {
                 running: self.running.len() as u32,
                 waiting: self.waiting.len() as u32,
@@ -151,15 +155,15 @@ impl Rank {
                 pending_tokens: self.waiting.iter().map(|(_, run)| run.prompt).sum(),
                 pool_tokens: 0,
             };
-            self.reported = (self.last_dispatch, load);
+            self.before = std::mem::replace(&mut self.reported, (self.last_dispatch, load));
+            self.reported
         }
-        self.reported
     }
 
     /// A later life of the control process begins; what runs here goes on.
     pub(crate) fn meet(&mut self, control_epoch: u32) {
         self.incoming.meet(control_epoch);
         (self.seq, self.last_dispatch) = (0, 0);
-        self.reported = (0, Load::default());
+        (self.reported, self.before) = Default::default();
     }
 }
