@@ -9,7 +9,7 @@ import msgspec
 from servekit.messages.batches import BatchStrOutput, FinishReason
 from servekit.messages.envelope import Envelope, Kind
 
-from tests.integration.test_control_plane import Worker, make, until
+from tests.integration.control_world import Worker, make, until
 
 __all__ = ["make"]
 

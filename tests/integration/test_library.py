@@ -14,7 +14,7 @@ from servekit import _core
 from servekit.messages.batches import BatchStrOutput, BatchTokenIDOutput, FinishReason
 from servekit.messages.envelope import Envelope, Kind, Load, decode_envelope, encode_envelope, mint_rid, room_ext
 
-from tests.integration.test_control_plane import Rank, Worker, ids_of, until
+from tests.integration.control_world import Rank, Worker, ids_of, until
 
 WAIT_MS = 10_000
 METHODS = _core.LoadBalanceMethod
