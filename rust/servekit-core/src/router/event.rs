@@ -43,6 +43,8 @@ pub struct Request<F> {
     pub group: Option<Group>,
     /// Bootstrap room.
     pub room: Option<u64>,
+    /// Names of the prompt's prefixes, for `cache_aware`; empty for none.
+    pub prefixes: Vec<u64>,
     /// What the request's detokenizer shard must know, or why that can't be read.
     pub text: Result<TextOptions, String>,
     /// The frames.

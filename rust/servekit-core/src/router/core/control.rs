@@ -35,6 +35,9 @@ impl<F> Core<F> {
             .filter(|(rank, _)| budget[*rank].active())
             .map(|(r, v)| (r, v.epoch))
             .collect();
+        if ask == Ask::FlushCache {
+            self.budget.forget_prefixes();
+        }
         let mut workers = Vec::new();
         if let Ask::LogLevel(level) = ask {
             actions.push(Action::SetLogLevel(level));

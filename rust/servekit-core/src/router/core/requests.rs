@@ -2,7 +2,7 @@
 
 use super::super::event::{Action, Nanos, Peer, Request, Side};
 use super::{Actions, Core, Place, Refusal};
-use crate::dispatch::{DispatchError, Dispatched, LoadBalanceMethod};
+use crate::dispatch::{DispatchError, Dispatched, LoadBalanceMethod, Prompt};
 use crate::wire::TextOptions;
 
 impl<F> Core<F> {
@@ -83,19 +83,22 @@ impl<F> Core<F> {
     }
 
     pub(super) fn choose(&mut self, request: &Request<F>) -> Result<Dispatched, DispatchError> {
-        let tokens = u64::from(request.tokens);
-        if request.rank >= 0 {
-            return self.budget.credit(i64::from(request.rank), tokens);
-        }
         let method = self.config.method;
+        let mut prompt = Prompt { tokens: u64::from(request.tokens), room: request.room, prefixes: &[] };
+        if method == LoadBalanceMethod::CacheAware {
+            prompt.prefixes = &request.prefixes;
+        }
+        if request.rank >= 0 {
+            return self.budget.credit(i64::from(request.rank), prompt);
+        }
         if method != LoadBalanceMethod::FollowBootstrapRoom
             && let Some(group) = &request.group
             && let Some(rank) = self.groups.rank(request.rid, group)
-            && let Ok(dispatched) = self.budget.credit(rank as i64, tokens)
+            && let Ok(dispatched) = self.budget.credit(rank as i64, prompt)
         {
             return Ok(dispatched);
         }
-        self.budget.dispatch(method, tokens, request.room)
+        self.budget.dispatch(method, prompt)
     }
 
     pub(super) fn place_waiting(&mut self, actions: &mut Actions<F>) {

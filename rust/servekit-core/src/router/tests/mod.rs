@@ -141,6 +141,7 @@ impl World {
             stream: true,
             group: None,
             room: None,
+            prefixes: Vec::new(),
             text: Ok(TextOptions::default()),
             frame: rid.0,
         };

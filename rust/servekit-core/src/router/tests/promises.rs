@@ -315,6 +315,7 @@ fn a_dead_worker_aborts_its_requests_and_a_new_life_joins() {
         stream: true,
         group: None,
         room: None,
+        prefixes: Vec::new(),
         text: Ok(TextOptions::default()),
         frame: 0,
     };
