@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from servekit._core import prefix_hashes
 from servekit.config import Config
 from servekit.messages.batches import BatchStrOutput, FinishReason
 from servekit.messages.envelope import (
@@ -110,9 +111,14 @@ class TokenizerManager:
             return "the control process is not heard"
         return None
 
+    def _queue_is_full(self) -> bool:
+        """Whether more prompt tokens wait than may; the router looks again, at the request's own."""
+        most = self.config.server_args.max_queued_tokens
+        return most is not None and self.page.queued_tokens() >= most
+
     def has_room(self) -> bool:
         """Whether a request of one message would find a place."""
-        if not self.page.reserve(self.worker, 1, 0, self._capacity()):
+        if self._queue_is_full() or not self.page.reserve(self.worker, 1, 0, self._capacity()):
             return False
         self.page.release(self.worker, 1, 0)
         return True
@@ -128,6 +134,8 @@ class TokenizerManager:
             Refusal: 503, the server is full or does not take requests now.
         """
         why = self.why_not()
+        if why is None and self._queue_is_full():
+            why = "the server is full: as many prompt tokens wait as it takes"
         if why is None and not self.page.reserve(self.worker, requests, tokens, self._capacity()):
             why = "the server is full: as many requests run and wait as it takes"
         if why is not None:
@@ -189,6 +197,7 @@ class TokenizerManager:
             return
         exts = self._extensions(options)
         packed = [pack_ids(prompt.ids) for prompt in prompts]
+        named = [self._prefixes(ids, options.cache_salt) for ids in packed]
         received_at = time.time()
         group_id = 0
         for number, choice, params in messages:
@@ -213,9 +222,9 @@ class TokenizerManager:
                 FLAG_STREAM if options.streamed else 0,
                 rank=rank,
                 tokens=choice.prompt_tokens,
-                exts=exts
+                exts=[*exts, *named[number]]
                 if len(messages) == 1
-                else [*exts, group_ext(Group(group_id, choice.index, len(messages), number))],
+                else [*exts, *named[number], group_ext(Group(group_id, choice.index, len(messages), number))],
             )
             try:
                 self._sender.send(envelope, body)
@@ -233,6 +242,13 @@ class TokenizerManager:
         if options.cache_salt is not None:
             exts.append((Ext.CACHE_SALT, options.cache_salt.encode()))
         return exts
+
+    def _prefixes(self, packed: bytes, salt: str | None) -> list[tuple[int, bytes]]:
+        """Names of a prompt's prefixes, where dispatch asks for them and the prompt is long enough to have any."""
+        if self.config.server_args.load_balance_method != "cache_aware":
+            return []
+        hashes = prefix_hashes(packed, None if salt is None else salt.encode())
+        return [(Ext.PREFIX_HASHES, hashes)] if hashes else []
 
     def _abort(self, rid: int) -> None:
         try:

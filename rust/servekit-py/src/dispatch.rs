@@ -147,12 +147,16 @@ impl DPBudget {
 
 /// Names of a prompt's prefixes of whole 64-token chunks, for the PREFIX_HASHES extension and `DPBudget.dispatch`.
 #[pyfunction]
-#[pyo3(signature = (input_ids, salt=b""))]
-pub(crate) fn prefix_hashes<'py>(py: Python<'py>, input_ids: &[u8], salt: &[u8]) -> PyResult<Bound<'py, PyBytes>> {
+#[pyo3(signature = (input_ids, salt=None))]
+pub(crate) fn prefix_hashes<'py>(
+    py: Python<'py>,
+    input_ids: &[u8],
+    salt: Option<&[u8]>,
+) -> PyResult<Bound<'py, PyBytes>> {
     if !input_ids.len().is_multiple_of(size_of::<u32>()) {
         return Err(SettingError::new_err(format!("{} bytes are no list of u32", input_ids.len())));
     }
-    let hashes = dispatch::prefix_hashes(input_ids, salt);
+    let hashes = dispatch::prefix_hashes(input_ids, salt.unwrap_or_default());
     let bytes: Vec<u8> = hashes.into_iter().flat_map(u64::to_le_bytes).collect();
     Ok(PyBytes::new(py, &bytes))
 }

@@ -105,7 +105,7 @@ impl Prefixes {
         for bucket in &mut self.buckets {
             for place in 0..PLACES {
                 if usize::from(bucket.ranks[place]) == rank {
-                    bucket.ranks[place] = NOBODY;
+                    (bucket.tags[place], bucket.ranks[place]) = (0, NOBODY);
                 }
             }
         }
@@ -121,9 +121,9 @@ fn index(buckets: &[Bucket], hash: u64) -> usize {
     hash as usize & (buckets.len() - 1)
 }
 
-/// The part of a hash that tells prefixes of one bucket apart.
+/// The part of a hash that tells prefixes of one bucket apart; never 0, the tag of an empty place.
 fn tag(hash: u64) -> u32 {
-    (hash >> 32) as u32
+    (hash >> 32) as u32 | 1
 }
 
 /// One bit for each place that holds the tag, for whomever.

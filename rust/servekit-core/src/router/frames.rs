@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use servekit_zmq::Message;
 
-use super::event::{Ask, Event, Peer, Request, Rows, Side};
+use super::event::{Ask, Event, Peer, Request, Rows, Share, Side};
 use crate::dispatch::MAX_HASHES;
 use crate::log::Level;
 use crate::wire::envelope::FLAG_STREAM;
@@ -14,6 +14,12 @@ use crate::wire::{
 
 /// A message: envelope, body, attachments.
 pub type Frames = Vec<Message>;
+
+impl Share for Frames {
+    fn share(&mut self) -> Self {
+        self.iter_mut().map(Message::share).collect()
+    }
+}
 
 /// The control process as a sender.
 const CONTROL: u16 = 0;
@@ -95,7 +101,8 @@ pub fn from_worker(frames: Frames) -> Event<'static, Frames> {
                 (_, Err(error), _, _) | (_, _, _, Err(error)) => (Err(error.to_string()), None, None, Vec::new()),
                 (_, _, Err(_), _) => (Err("the room extension is not 8 bytes".to_owned()), None, None, Vec::new()),
             };
-            let request = Request { rid, rank, tokens, stream, group, room, prefixes, text, frame: frames };
+            let bytes = frames.iter().map(|frame| frame.len()).sum();
+            let request = Request { rid, rank, tokens, stream, group, room, prefixes, text, bytes, frame: frames };
             Event::Request { from, request }
         }
         Section::Control { rank } if kind == Kind::ControlReply => {

@@ -48,6 +48,7 @@ impl World {
                 room,
                 prefixes: self.prefixes(),
                 text: if self.random.once_in(40) { Err("truncated".to_owned()) } else { Ok(text) },
+                bytes: self.random.between(100, 40_000) as usize,
                 frame: rid.0,
             };
             self.send_up(Side::Worker, number, Up::Request(request));

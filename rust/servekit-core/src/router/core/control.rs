@@ -1,11 +1,11 @@
 //! Messages of operators: from one worker to every rank, and to whom else they concern.
 
-use super::super::event::{Action, Ask, Peer, Side};
+use super::super::event::{Action, Ask, Peer, Share, Side};
 use super::super::frames::worker_party;
 use super::{Actions, Core};
 use crate::wire::{Rid, Route};
 
-impl<F> Core<F> {
+impl<F: Share> Core<F> {
     pub(super) fn control(&mut self, from: Peer, id: Rid, ask: Ask, frame: F, actions: &mut Actions<F>) {
         if !self.admit(Side::Worker, from, actions) {
             return;

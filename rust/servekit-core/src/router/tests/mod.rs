@@ -49,6 +49,8 @@ fn config(ranks: usize, workers: usize) -> CoreConfig {
         worker_epochs: vec![1; workers],
         rank_wait: Duration::from_secs(30),
         max_queued: 8,
+        max_queued_tokens: u64::MAX,
+        resume_memory: 100_000,
     }
 }
 
@@ -143,6 +145,7 @@ impl World {
             room: None,
             prefixes: Vec::new(),
             text: Ok(TextOptions::default()),
+            bytes: 100,
             frame: rid.0,
         };
         change(&mut request);
