@@ -7,7 +7,14 @@ from pathlib import Path
 import msgspec
 
 ENGINES = ("torch", "mock")
-LOAD_BALANCE_METHODS = ("auto", "round_robin", "total_requests", "total_tokens", "follow_bootstrap_room")
+LOAD_BALANCE_METHODS = (
+    "auto",
+    "round_robin",
+    "total_requests",
+    "total_tokens",
+    "cache_aware",
+    "follow_bootstrap_room",
+)
 DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("auto", "float32", "float16", "bfloat16")
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
@@ -43,11 +50,15 @@ class ServerArgs(msgspec.Struct, kw_only=True, frozen=True):
         page_size: tokens in a KV page.
         max_running_requests: most requests in one rank's batch; None is chosen by engine and device.
         max_queued_requests: most requests that wait, over all ranks; beyond it a request gets 503.
+        max_queued_tokens: most prompt tokens that wait, over all ranks; beyond them a request gets 503; None is any
+            number.
+        resume_memory: most bytes of requests that control keeps until they end, so that it could send them once more.
         max_prefill_tokens: most prompt tokens in one step.
         chunked_prefill_size: most tokens of one prompt in one step.
         dtype, device, load_format: how the torch engine computes and loads.
         seed: base of the random seeds of requests that bring none; None draws one.
         engine: torch, mock, or the name of an entry point in the group `servekit.engines`.
+        profile_dir: folder for profiles of the ranks; None is one in the run directory, which goes with the server.
         mock_step_ms: milliseconds of a mock step, 0 to 60000.
         mock_script: JSON or TOML file with scripted tokens, timings and faults.
         chat_template: file with, or text of, a Jinja chat template that replaces the model's.
@@ -73,6 +84,8 @@ class ServerArgs(msgspec.Struct, kw_only=True, frozen=True):
     page_size: int = 16
     max_running_requests: int | None = None
     max_queued_requests: int = 1024
+    max_queued_tokens: int | None = None
+    resume_memory: int = 256 << 20
     max_prefill_tokens: int = 8192
     chunked_prefill_size: int = 512
     dtype: str = "auto"
@@ -80,6 +93,7 @@ class ServerArgs(msgspec.Struct, kw_only=True, frozen=True):
     load_format: str = "auto"
     seed: int | None = None
     engine: str = "torch"
+    profile_dir: str | None = None
     mock_step_ms: float = 1.0
     mock_script: str | None = None
     chat_template: str | None = None
@@ -127,6 +141,8 @@ _RANGES: dict[str, tuple[float, float]] = {
     "page_size": (1, 1024),
     "max_running_requests": (1, 1 << 20),
     "max_queued_requests": (0, 1 << 20),
+    "max_queued_tokens": (1, 1 << 40),
+    "resume_memory": (0, 1 << 40),
     "max_prefill_tokens": (1, 1 << 24),
     "chunked_prefill_size": (1, 1 << 24),
     "seed": (0, (1 << 63) - 1),
@@ -135,7 +151,17 @@ _RANGES: dict[str, tuple[float, float]] = {
     "max_body_size": (1024, 1 << 32),
 }
 
-_NOT_EMPTY = ("model", "tokenizer", "served_model_name", "revision", "host", "engine", "mock_script", "admin_api_key")
+_NOT_EMPTY = (
+    "model",
+    "tokenizer",
+    "served_model_name",
+    "revision",
+    "host",
+    "engine",
+    "profile_dir",
+    "mock_script",
+    "admin_api_key",
+)
 
 CHOICES: dict[str, tuple[str, ...]] = {
     "load_balance_method": LOAD_BALANCE_METHODS,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from servekit._core import prefix_hashes
 from servekit.config import Config
 from servekit.messages.batches import BatchStrOutput, FinishReason
 from servekit.messages.envelope import (
@@ -22,12 +23,14 @@ from servekit.messages.envelope import (
     Kind,
     group_ext,
     mint_rid,
+    party_title,
     room_ext,
     text_ext,
 )
-from servekit.messages.requests import AbortReq, ControlReply, GetStateReq, TokenizedGenerateReqInput
+from servekit.messages.requests import AbortReq, GetStateReq, TokenizedGenerateReqInput
 from servekit.runtime.phase import Phase
 from servekit.tokenizer import options as opt
+from servekit.tokenizer.control_messages import Answers, ControlMessages
 from servekit.tokenizer.encoding import TextEncoder, pack_ids
 from servekit.tokenizer.refusal import Refusal
 from servekit.tokenizer.state import Choice, Job, Prompt
@@ -84,11 +87,16 @@ class TokenizerManager:
         self._counter = itertools.count(1)
         self._live: dict[int, tuple[Job, Choice]] = {}
         self._jobs: set[Job] = set()
-        self._asked: dict[int, asyncio.Queue[tuple[int, ControlReply]]] = {}
+        self._controls = ControlMessages(worker, sender, lambda: mint_rid(worker, epoch, next(self._counter)))
         self._batch = msgspec.msgpack.Decoder(BatchStrOutput)
-        self._reply = msgspec.msgpack.Decoder(ControlReply)
         self._stopped: Refusal | None = None
-        self.dispatcher = TypeBasedDispatcher({Kind.BATCH_STR: self._take_batch, Kind.CONTROL_REPLY: self._take_reply})
+        self.dispatcher = TypeBasedDispatcher(
+            {
+                Kind.BATCH_STR: self._take_batch,
+                Kind.CONTROL_REPLY: self._controls.take_reply,
+                Kind.SET_LOG_LEVEL: self._controls.take_log_level,
+            }
+        )
 
     # Admission
 
@@ -103,9 +111,14 @@ class TokenizerManager:
             return "the control process is not heard"
         return None
 
+    def _queue_is_full(self) -> bool:
+        """Whether more prompt tokens wait than may; the router looks again, at the request's own."""
+        most = self.config.server_args.max_queued_tokens
+        return most is not None and self.page.queued_tokens() >= most
+
     def has_room(self) -> bool:
         """Whether a request of one message would find a place."""
-        if not self.page.reserve(self.worker, 1, 0, self._capacity()):
+        if self._queue_is_full() or not self.page.reserve(self.worker, 1, 0, self._capacity()):
             return False
         self.page.release(self.worker, 1, 0)
         return True
@@ -121,6 +134,8 @@ class TokenizerManager:
             Refusal: 503, the server is full or does not take requests now.
         """
         why = self.why_not()
+        if why is None and self._queue_is_full():
+            why = "the server is full: as many prompt tokens wait as it takes"
         if why is None and not self.page.reserve(self.worker, requests, tokens, self._capacity()):
             why = "the server is full: as many requests run and wait as it takes"
         if why is not None:
@@ -182,6 +197,7 @@ class TokenizerManager:
             return
         exts = self._extensions(options)
         packed = [pack_ids(prompt.ids) for prompt in prompts]
+        named = [self._prefixes(ids, options.cache_salt) for ids in packed]
         received_at = time.time()
         group_id = 0
         for number, choice, params in messages:
@@ -206,9 +222,9 @@ class TokenizerManager:
                 FLAG_STREAM if options.streamed else 0,
                 rank=rank,
                 tokens=choice.prompt_tokens,
-                exts=exts
+                exts=[*exts, *named[number]]
                 if len(messages) == 1
-                else [*exts, group_ext(Group(group_id, choice.index, len(messages), number))],
+                else [*exts, *named[number], group_ext(Group(group_id, choice.index, len(messages), number))],
             )
             try:
                 self._sender.send(envelope, body)
@@ -226,6 +242,13 @@ class TokenizerManager:
         if options.cache_salt is not None:
             exts.append((Ext.CACHE_SALT, options.cache_salt.encode()))
         return exts
+
+    def _prefixes(self, packed: bytes, salt: str | None) -> list[tuple[int, bytes]]:
+        """Names of a prompt's prefixes, where dispatch asks for them and the prompt is long enough to have any."""
+        if self.config.server_args.load_balance_method != "cache_aware":
+            return []
+        hashes = prefix_hashes(packed, None if salt is None else salt.encode())
+        return [(Ext.PREFIX_HASHES, hashes)] if hashes else []
 
     def _abort(self, rid: int) -> None:
         try:
@@ -265,12 +288,6 @@ class TokenizerManager:
                 log.warning("cut off a client that does not read its stream")
                 self.close(job)
                 job.cut_off()
-
-    def _take_reply(self, envelope: Envelope, frames: Sequence[bytes]) -> None:
-        queue = self._asked.get(envelope.id)
-        reply = self._decode(self._reply, frames[0])
-        if queue is not None and reply is not None:
-            queue.put_nowait((envelope.rank, reply))
 
     def _decode(self, decoder: Any, body: bytes) -> Any:
         try:
@@ -320,24 +337,25 @@ class TokenizerManager:
             for rid, (_, choice) in self._live.items()
         ]
 
+    async def control(self, kind: Kind, body: msgspec.Struct, deadline_s: float) -> Answers:
+        """Send a control message to every active rank, and gather what is answered within the deadline.
+
+        Args:
+            kind, body: PROFILE, FLUSH_CACHE, PAUSE, CONTINUE, SET_LOG_LEVEL or GET_STATE, and its struct.
+            deadline_s: seconds; who has not answered by then is named in the answers' `silent`.
+        """
+        return await self._controls.ask(kind, body, deadline_s)
+
     async def ask_state(self, deadline_s: float) -> dict[int, Any]:
         """What each process holds: rank (-1 for control) to its state, None for those that did not answer in time."""
-        correlation = mint_rid(self.worker, self.epoch, next(self._counter))
-        queue: asyncio.Queue[tuple[int, ControlReply]] = asyncio.Queue()
-        self._asked[correlation] = queue
-        states: dict[int, Any] = {-1: None}
-        answered: set[int] = set()
-        try:
-            self._sender.send(Envelope(Kind.GET_STATE, correlation), GetStateReq())
-            async with asyncio.timeout(deadline_s):
-                while answered != set(states):
-                    rank, reply = await queue.get()
-                    answered.add(rank)
-                    states[rank] = msgspec.json.decode(reply.data) if reply.data else {"message": reply.message}
-                    for asked in reply.asked:
-                        states.setdefault(asked, None)
-        except (TimeoutError, LinkFull, msgspec.DecodeError) as error:
-            log.warning("the state of some processes is missing: %s", error or "no answer in time")
-        finally:
-            del self._asked[correlation]
+        answers = await self.control(Kind.GET_STATE, GetStateReq(), deadline_s)
+        if answers.silent:
+            log.warning("the state of %s is missing: no answer in time", ", ".join(answers.no_answer))
+        states: dict[int, Any] = dict.fromkeys(answers.silent)
+        for number, reply in answers.replies.items():
+            try:
+                states[number] = msgspec.json.decode(reply.data) if reply.data else {"message": reply.message}
+            except msgspec.DecodeError as error:
+                log.warning("the state of %s is no JSON: %s", party_title(number), error)
+                states[number] = None
         return states
