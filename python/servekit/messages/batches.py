@@ -2,6 +2,13 @@
 
 Absent columns are null. `columns.py` says of each column how it is split by row; token ids are little-endian u32,
 logprobs little-endian f32, one `bytes` a row.
+
+Logprobs are natural logarithms of the softmax of the raw logits: before temperature, penalties, bias and filters.
+`_val` and `_idx` go together, the second has the ids. `output_token_logprobs` has one item for each of the row's
+`decode_ids`, the end token included; `output_top_logprobs` has for each of them one `bytes` of `top_logprobs_num`
+items, the likeliest first; `output_token_ids_logprobs` one of the ids that were asked for, in their order. The `input_`
+columns hold the same of the prompt's tokens from `logprob_start_len` on and come whole, in the request's first row with
+an id or before it. Nothing stands before a prompt's token 0: its logprob is NaN, and its lists are empty `bytes`.
 """
 
 from __future__ import annotations

@@ -46,6 +46,12 @@ class TokenizedGenerateReqInput(msgspec.Struct, array_like=True, tag=True):
 
     `data_parallel_rank`, `priority`, `bootstrap_room` and `cache_salt` are copies for the scheduler: the envelope
     decides. `received_at` is Unix time in seconds. Stop strings are not here: the detokenizer matches them.
+
+    Attributes:
+        return_logprob: the logprob of each new token is wanted; the next three say what more.
+        logprob_start_len: prompt tokens from this position on get logprobs too, -1 for none.
+        top_logprobs_num: likeliest tokens to name at each position, 0 to 20.
+        token_ids_logprob: ids whose logprobs are wanted at each position.
     """
 
     rid: int
