@@ -22,12 +22,14 @@ from servekit.messages.envelope import (
     Kind,
     group_ext,
     mint_rid,
+    party_title,
     room_ext,
     text_ext,
 )
-from servekit.messages.requests import AbortReq, ControlReply, GetStateReq, TokenizedGenerateReqInput
+from servekit.messages.requests import AbortReq, GetStateReq, TokenizedGenerateReqInput
 from servekit.runtime.phase import Phase
 from servekit.tokenizer import options as opt
+from servekit.tokenizer.control_messages import Answers, ControlMessages
 from servekit.tokenizer.encoding import TextEncoder, pack_ids
 from servekit.tokenizer.refusal import Refusal
 from servekit.tokenizer.state import Choice, Job, Prompt
@@ -84,11 +86,16 @@ class TokenizerManager:
         self._counter = itertools.count(1)
         self._live: dict[int, tuple[Job, Choice]] = {}
         self._jobs: set[Job] = set()
-        self._asked: dict[int, asyncio.Queue[tuple[int, ControlReply]]] = {}
+        self._controls = ControlMessages(worker, sender, lambda: mint_rid(worker, epoch, next(self._counter)))
         self._batch = msgspec.msgpack.Decoder(BatchStrOutput)
-        self._reply = msgspec.msgpack.Decoder(ControlReply)
         self._stopped: Refusal | None = None
-        self.dispatcher = TypeBasedDispatcher({Kind.BATCH_STR: self._take_batch, Kind.CONTROL_REPLY: self._take_reply})
+        self.dispatcher = TypeBasedDispatcher(
+            {
+                Kind.BATCH_STR: self._take_batch,
+                Kind.CONTROL_REPLY: self._controls.take_reply,
+                Kind.SET_LOG_LEVEL: self._controls.take_log_level,
+            }
+        )
 
     # Admission
 
@@ -266,12 +273,6 @@ class TokenizerManager:
                 self.close(job)
                 job.cut_off()
 
-    def _take_reply(self, envelope: Envelope, frames: Sequence[bytes]) -> None:
-        queue = self._asked.get(envelope.id)
-        reply = self._decode(self._reply, frames[0])
-        if queue is not None and reply is not None:
-            queue.put_nowait((envelope.rank, reply))
-
     def _decode(self, decoder: Any, body: bytes) -> Any:
         try:
             return decoder.decode(body)
@@ -320,24 +321,25 @@ class TokenizerManager:
             for rid, (_, choice) in self._live.items()
         ]
 
+    async def control(self, kind: Kind, body: msgspec.Struct, deadline_s: float) -> Answers:
+        """Send a control message to every active rank, and gather what is answered within the deadline.
+
+        Args:
+            kind, body: PROFILE, FLUSH_CACHE, PAUSE, CONTINUE, SET_LOG_LEVEL or GET_STATE, and its struct.
+            deadline_s: seconds; who has not answered by then is named in the answers' `silent`.
+        """
+        return await self._controls.ask(kind, body, deadline_s)
+
     async def ask_state(self, deadline_s: float) -> dict[int, Any]:
         """What each process holds: rank (-1 for control) to its state, None for those that did not answer in time."""
-        correlation = mint_rid(self.worker, self.epoch, next(self._counter))
-        queue: asyncio.Queue[tuple[int, ControlReply]] = asyncio.Queue()
-        self._asked[correlation] = queue
-        states: dict[int, Any] = {-1: None}
-        answered: set[int] = set()
-        try:
-            self._sender.send(Envelope(Kind.GET_STATE, correlation), GetStateReq())
-            async with asyncio.timeout(deadline_s):
-                while answered != set(states):
-                    rank, reply = await queue.get()
-                    answered.add(rank)
-                    states[rank] = msgspec.json.decode(reply.data) if reply.data else {"message": reply.message}
-                    for asked in reply.asked:
-                        states.setdefault(asked, None)
-        except (TimeoutError, LinkFull, msgspec.DecodeError) as error:
-            log.warning("the state of some processes is missing: %s", error or "no answer in time")
-        finally:
-            del self._asked[correlation]
+        answers = await self.control(Kind.GET_STATE, GetStateReq(), deadline_s)
+        if answers.silent:
+            log.warning("the state of %s is missing: no answer in time", ", ".join(answers.no_answer))
+        states: dict[int, Any] = dict.fromkeys(answers.silent)
+        for number, reply in answers.replies.items():
+            try:
+                states[number] = msgspec.json.decode(reply.data) if reply.data else {"message": reply.message}
+            except msgspec.DecodeError as error:
+                log.warning("the state of %s is no JSON: %s", party_title(number), error)
+                states[number] = None
         return states
