@@ -13,24 +13,24 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from servekit.config import Config
-from servekit.messages.batches import BatchStrOutput, FinishReason
+from servekit.messages.batches import BatchEmbeddingOutput, BatchStrOutput, FinishReason
 from servekit.messages.envelope import (
     FLAG_STREAM,
     Envelope,
-    Ext,
     Group,
     Kind,
     group_ext,
     mint_rid,
     party_title,
-    room_ext,
-    text_ext,
 )
-from servekit.messages.requests import AbortReq, GetStateReq, TokenizedGenerateReqInput
+from servekit.messages.requests import AbortReq, GetStateReq, TokenizedEmbeddingReqInput
 from servekit.runtime.phase import Phase
 from servekit.tokenizer import options as opt
+from servekit.tokenizer.ask import Ask, extensions, generate_body
 from servekit.tokenizer.control_messages import Answers, ControlMessages
+from servekit.tokenizer.embedding import vectors_of
 from servekit.tokenizer.encoding import TextEncoder, pack_ids
+from servekit.tokenizer.logprobs import Logprobs
 from servekit.tokenizer.refusal import Refusal
 from servekit.tokenizer.state import Choice, Job, Prompt
 from servekit.transport.dispatcher import TypeBasedDispatcher
@@ -88,10 +88,12 @@ class TokenizerManager:
         self._jobs: set[Job] = set()
         self._controls = ControlMessages(worker, sender, lambda: mint_rid(worker, epoch, next(self._counter)))
         self._batch = msgspec.msgpack.Decoder(BatchStrOutput)
+        self._embeddings = msgspec.msgpack.Decoder(BatchEmbeddingOutput)
         self._stopped: Refusal | None = None
         self.dispatcher = TypeBasedDispatcher(
             {
                 Kind.BATCH_STR: self._take_batch,
+                Kind.BATCH_EMBEDDING: self._take_embeddings,
                 Kind.CONTROL_REPLY: self._controls.take_reply,
                 Kind.SET_LOG_LEVEL: self._controls.take_log_level,
             }
@@ -153,17 +155,13 @@ class TokenizerManager:
 
     # Sending
 
-    def submit(
-        self, job: Job, prompts: Sequence[Prompt], options: opt.GenerationOptions, limit: int | None, rank: int
-    ) -> None:
+    def submit(self, job: Job, asks: Sequence[Ask], rank: int) -> None:
         """Send a request's choices to the ranks.
 
         Args:
             job: from `admit`.
-            prompts: at least one, each with at least one id.
-            options: checked.
-            limit: most tokens to generate for each choice, None for all that the context leaves; 0 sends nothing and
-                ends the choices at once.
+            asks: at least one, each with at least one id. A limit of 0 sends nothing and ends the choices at once,
+                unless the prompt's logprobs are wanted.
             rank: named by the client, -1 for none.
 
         Raises:
@@ -171,68 +169,87 @@ class TokenizerManager:
         """
         model = self.config.model_info
         messages = []
-        n = options.choices
-        for number, prompt in enumerate(prompts):
-            tokens = opt.token_limit(limit, len(prompt.ids), model.max_model_len)
-            for i in range(n):
-                seed = opt.choice_seed(options.seed, i, self._entropy)
-                params = opt.sampling_params(options, tokens, model.default_sampling, seed)
-                choice = Choice(number * n + i, prompt)
+        for number, ask in enumerate(asks):
+            tokens = opt.token_limit(ask.limit, len(ask.prompt.ids), model.max_model_len)
+            for i in range(ask.options.choices):
+                seed = opt.choice_seed(ask.options.seed, i, self._entropy)
+                params = opt.sampling_params(ask.options, tokens, model, seed)
+                choice = Choice(len(job.choices), ask.prompt)
                 job.choices.append(choice)
-                messages.append((number, choice, params))
-        job.live, job.streamed = len(job.choices), options.streamed
+                if ask.logprobs is not None:
+                    choice.logprobs = Logprobs(prompt_only=tokens == 0)
+                if tokens == 0 and ask.scores_prompt:
+                    choice.prompt_only = True
+                    params = msgspec.structs.replace(params, max_new_tokens=1)
+                messages.append((number, ask, choice, params))
+        job.live, job.streamed = len(job.choices), asks[0].options.streamed
         self.page.worker_add(self.worker, "requests", len(messages))
-        self.page.worker_add(self.worker, "prompt_tokens", sum(len(p.ids) for p in prompts))
-        if limit == 0:
-            for choice in job.choices:
-                job.put(choice, "", b"", FinishReason("length"))
-            return
-        exts = self._extensions(options)
-        packed = [pack_ids(prompt.ids) for prompt in prompts]
+        self.page.worker_add(self.worker, "prompt_tokens", sum(len(ask.prompt.ids) for ask in asks))
+        packed = [pack_ids(ask.prompt.ids) for ask in asks]
         received_at = time.time()
         group_id = 0
-        for number, choice, params in messages:
+        exts: list[tuple[int, bytes]] = []
+        rooms: dict[int, itertools.count[int]] = {}
+        for k, (number, ask, choice, params) in enumerate(messages):
+            if params.max_new_tokens == 0:
+                job.put(choice, "", b"", FinishReason("length"))
+                continue
             choice.rid = rid = mint_rid(self.worker, self.epoch, next(self._counter))
             group_id = group_id or rid
-            body = TokenizedGenerateReqInput(
+            options = ask.options
+            room = options.bootstrap_room
+            if room is not None:
+                room = next(rooms.setdefault(id(options), itertools.count(room)))
+            if k == 0 or room is not None or ask is not messages[k - 1][1]:
+                exts = extensions(options, room)
+            body = generate_body(ask, rid, packed[number], params, rank, room, received_at)
+            group = [group_ext(Group(group_id, choice.index, len(messages), number))] if len(messages) > 1 else []
+            flags = FLAG_STREAM if options.streamed else 0
+            self._send(
+                job, choice, Envelope(Kind.GENERATE, rid, flags, rank=rank, tokens=choice.prompt_tokens, exts=exts + group), body
+            )
+
+    def submit_embeddings(self, job: Job, prompts: Sequence[Prompt], options: opt.EmbeddingOptions, rank: int) -> None:
+        """Send prompts to be embedded.
+
+        Args:
+            job: from `admit`.
+            prompts: at least one, each with at least one id.
+            options: checked.
+            rank: named by the client, -1 for none.
+
+        Raises:
+            Refusal: a prompt is longer than the context, or the control process does not read.
+        """
+        longest = self.config.model_info.max_model_len
+        for prompt in prompts:
+            if (came := len(prompt.ids)) > longest:
+                message = f"the context of this model is {longest} tokens: this input has {came}"
+                raise Refusal(400, message, param="input", code="context_length_exceeded")
+        job.choices = [Choice(i, prompt) for i, prompt in enumerate(prompts)]
+        job.live = len(job.choices)
+        self.page.worker_add(self.worker, "requests", len(prompts))
+        self.page.worker_add(self.worker, "prompt_tokens", sum(len(prompt.ids) for prompt in prompts))
+        received_at = time.time()
+        for choice in job.choices:
+            choice.rid = rid = mint_rid(self.worker, self.epoch, next(self._counter))
+            body = TokenizedEmbeddingReqInput(
                 rid,
-                packed[number],
-                params,
-                stream=options.streamed,
-                bootstrap_host=options.bootstrap_host,
-                bootstrap_port=options.bootstrap_port,
-                bootstrap_room=options.bootstrap_room,
+                pack_ids(choice.prompt.ids),
+                dimensions=options.dimensions,
                 data_parallel_rank=rank if rank >= 0 else None,
                 priority=options.priority,
-                cache_salt=options.cache_salt,
                 received_at=received_at,
             )
-            envelope = Envelope(
-                Kind.GENERATE,
-                rid,
-                FLAG_STREAM if options.streamed else 0,
-                rank=rank,
-                tokens=choice.prompt_tokens,
-                exts=exts
-                if len(messages) == 1
-                else [*exts, group_ext(Group(group_id, choice.index, len(messages), number))],
-            )
-            try:
-                self._sender.send(envelope, body)
-            except LinkFull as error:
-                log.error("a request could not be sent: %s", error)
-                raise Refusal(503, "the control process does not read", retry_after=RETRY_AFTER_S) from None
-            self._live[rid] = (job, choice)
+            self._send(job, choice, Envelope(Kind.EMBEDDING, rid, rank=rank, tokens=choice.prompt_tokens, exts=[]), body)
 
-    def _extensions(self, options: opt.GenerationOptions) -> list[tuple[int, bytes]]:
-        exts = [text_ext(opt.text_options(options))]
-        if options.bootstrap_room is not None:
-            exts.append(room_ext(options.bootstrap_room))
-        if options.priority is not None:
-            exts.append((Ext.PRIORITY, options.priority.to_bytes(4, "little", signed=True)))
-        if options.cache_salt is not None:
-            exts.append((Ext.CACHE_SALT, options.cache_salt.encode()))
-        return exts
+    def _send(self, job: Job, choice: Choice, envelope: Envelope, body: msgspec.Struct) -> None:
+        try:
+            self._sender.send(envelope, body)
+        except LinkFull as error:
+            log.error("a request could not be sent: %s", error)
+            raise Refusal(503, "the control process does not read", retry_after=RETRY_AFTER_S) from None
+        self._live[choice.rid] = (job, choice)
 
     def _abort(self, rid: int) -> None:
         try:
@@ -255,7 +272,7 @@ class TokenizerManager:
             batch.dp_ranks or none,
         )
         rows = zip(batch.rids, texts, ids, finishes, prompts, completions, cached, ranks, strict=True)
-        for rid, text, row_ids, finish, prompt_tokens, completion_tokens, cached_tokens, rank in rows:
+        for row, (rid, text, row_ids, finish, prompt_tokens, completion_tokens, cached_tokens, rank) in enumerate(rows):
             entry = self._live.get(rid)
             if entry is None:
                 continue
@@ -266,12 +283,41 @@ class TokenizerManager:
                 choice.completion_tokens = completion_tokens
             choice.cached_tokens = cached_tokens or 0
             choice.dp_rank = envelope.rank if rank is None else rank
+            if choice.logprobs is not None:
+                try:
+                    choice.logprobs.put(batch, row)
+                except ValueError as error:
+                    self.malformed += 1
+                    log.error("a row's logprobs do not fit together: %s", error)
+                    job.fail(Refusal(500, "the rank sent logprobs that do not fit together"))
+            if choice.prompt_only:
+                text, row_ids, finish = "", b"", _end_of_prompt(finish)
+                choice.completion_tokens = 0
             if finish is not None:
                 del self._live[rid]
             if not job.put(choice, text or "", row_ids or b"", finish):
                 log.warning("cut off a client that does not read its stream")
                 self.close(job)
                 job.cut_off()
+
+    def _take_embeddings(self, envelope: Envelope, frames: Sequence[bytes]) -> None:
+        batch = self._decode(self._embeddings, frames[0])
+        if batch is None:
+            return
+        vectors = vectors_of(batch)
+        finishes = batch.finished_reasons or [None] * len(batch.rids)
+        prompts = batch.prompt_tokens or [0] * len(batch.rids)
+        for rid, vector, finish, prompt_tokens in zip(batch.rids, vectors, finishes, prompts, strict=True):
+            entry = self._live.get(rid)
+            if entry is None or finish is None:
+                continue
+            job, choice = entry
+            choice.prompt_tokens = prompt_tokens or choice.prompt_tokens
+            choice.vector = vector
+            del self._live[rid]
+            if not vector and finish.type == "stop":
+                job.fail(Refusal(500, "the rank sent no vector"))
+            job.put(choice, "", b"", finish)
 
     def _decode(self, decoder: Any, body: bytes) -> Any:
         try:
@@ -343,3 +389,8 @@ class TokenizerManager:
                 log.warning("the state of %s is no JSON: %s", party_title(number), error)
                 states[number] = None
         return states
+
+
+def _end_of_prompt(finish: FinishReason | None) -> FinishReason | None:
+    """The end of a choice whose one token is not for the client: how that token ended says nothing."""
+    return FinishReason("length") if finish is not None and finish.type in ("stop", "length") else finish

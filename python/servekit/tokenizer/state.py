@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from servekit.messages.batches import FinishReason
+from servekit.tokenizer.logprobs import Logprobs
 from servekit.tokenizer.refusal import ClientGone, Refusal
 
 MAX_UNREAD = 4 << 20
@@ -32,6 +33,9 @@ class Choice:
         dp_rank: rank that runs it, -1 unknown.
         finish: why it ended, None while it lives.
         changed: its job has it on the list of those with news.
+        logprobs: what came of them, None if the client wants none.
+        prompt_only: a token is made for the prompt's logprobs alone, and is not for the client.
+        vector: what became of a prompt to embed, as little-endian f32.
     """
 
     __slots__ = (
@@ -43,9 +47,12 @@ class Choice:
         "dp_rank",
         "finish",
         "index",
+        "logprobs",
         "prompt",
+        "prompt_only",
         "prompt_tokens",
         "rid",
+        "vector",
     )
 
     def __init__(self, index: int, prompt: Prompt) -> None:
@@ -58,6 +65,9 @@ class Choice:
         self.dp_rank = -1
         self.finish: FinishReason | None = None
         self.changed = False
+        self.logprobs: Logprobs | None = None
+        self.prompt_only = False
+        self.vector = b""
         self._texts: list[str] = []
         self._ids: list[bytes] = []
 
