@@ -24,6 +24,7 @@ from servekit.messages.batches import BatchEmbeddingOutput, BatchTokenIDOutput, 
 from servekit.messages.envelope import Envelope, Kind, Load
 from servekit.scheduler.log_level import set_log_level
 from servekit.scheduler.mock_requests import CYCLE, Cycling, Request, Rows
+from servekit.scheduler.mock_scores import Scores
 from servekit.scheduler.mock_script import Fault, Rule, Rules, Script, ScriptError, load_script
 from servekit.transport.rank_link import RankLink
 
