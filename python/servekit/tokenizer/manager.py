@@ -206,7 +206,10 @@ class TokenizerManager:
             group = [group_ext(Group(group_id, choice.index, len(messages), number))] if len(messages) > 1 else []
             flags = FLAG_STREAM if options.streamed else 0
             self._send(
-                job, choice, Envelope(Kind.GENERATE, rid, flags, rank=rank, tokens=choice.prompt_tokens, exts=exts + group), body
+                job,
+                choice,
+                Envelope(Kind.GENERATE, rid, flags, rank=rank, tokens=choice.prompt_tokens, exts=exts + group),
+                body,
             )
 
     def submit_embeddings(self, job: Job, prompts: Sequence[Prompt], options: opt.EmbeddingOptions, rank: int) -> None:
@@ -241,7 +244,9 @@ class TokenizerManager:
                 priority=options.priority,
                 received_at=received_at,
             )
-            self._send(job, choice, Envelope(Kind.EMBEDDING, rid, rank=rank, tokens=choice.prompt_tokens, exts=[]), body)
+            self._send(
+                job, choice, Envelope(Kind.EMBEDDING, rid, rank=rank, tokens=choice.prompt_tokens, exts=[]), body
+            )
 
     def _send(self, job: Job, choice: Choice, envelope: Envelope, body: msgspec.Struct) -> None:
         try:

@@ -232,9 +232,7 @@ def check_room(options: GenerationOptions, method: str, rank: int, choices: int)
     room = options.bootstrap_room
     if room is None:
         if method == "follow_bootstrap_room" and rank < 0:
-            raise Refusal(
-                400, "bootstrap_room is missing: this server chooses the rank by it", param="bootstrap_room"
-            )
+            raise Refusal(400, "bootstrap_room is missing: this server chooses the rank by it", param="bootstrap_room")
     elif room + choices - 1 > MAX_ROOM:
         raise Refusal(400, f"bootstrap_room: the last choice's room is above {MAX_ROOM}", param="bootstrap_room")
 

@@ -86,9 +86,7 @@ def _check(body: CompletionRequest) -> None:
         raise Refusal(400, "best_of above n can't be streamed: the best is known at the end", param="best_of")
 
 
-async def _tokenize(
-    manager: TokenizerManager, texts: list[str | list[int]], body: CompletionRequest
-) -> list[Ask]:
+async def _tokenize(manager: TokenizerManager, texts: list[str | list[int]], body: CompletionRequest) -> list[Ask]:
     size = sum(len(text) for text in texts if isinstance(text, str) or body.echo)
     made: list[Ask] = await manager.encoder.run(size, _encode, manager.encoder, texts, body)
     return made

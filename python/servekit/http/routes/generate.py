@@ -258,9 +258,7 @@ def _encode(
 class _GenerateShape:
     """Answers of this route. In a stream every event has all that there is so far."""
 
-    def __init__(
-        self, items: _Items, options: Sequence[opt.GenerationOptions], pieces: TokenPieces | None
-    ) -> None:
+    def __init__(self, items: _Items, options: Sequence[opt.GenerationOptions], pieces: TokenPieces | None) -> None:
         self._items = items
         self._prompts = [i for i, option in enumerate(options) for _ in range(option.choices)]
         self._list = items.batch or len(self._prompts) > 1
