@@ -32,6 +32,7 @@ class Choice:
         dp_rank: rank that runs it, -1 unknown.
         finish: why it ended, None while it lives.
         changed: its job has it on the list of those with news.
+        direct: its text goes to its client past this object.
     """
 
     __slots__ = (
@@ -40,6 +41,7 @@ class Choice:
         "cached_tokens",
         "changed",
         "completion_tokens",
+        "direct",
         "dp_rank",
         "finish",
         "index",
@@ -58,6 +60,7 @@ class Choice:
         self.dp_rank = -1
         self.finish: FinishReason | None = None
         self.changed = False
+        self.direct = False
         self._texts: list[str] = []
         self._ids: list[bytes] = []
 
