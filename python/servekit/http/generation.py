@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from fastapi import Request
 from starlette.responses import Response
 
-from servekit.http.errors import error_body
+from servekit.http.event_stream import EventStream, first_events
 from servekit.http.prompts import check_ids
+from servekit.http.protocol import EXTENSION, ResponseStream
 from servekit.http.shapes import Shape
-from servekit.http.sse import DONE, EventStream, event
 from servekit.tokenizer import options as opt
 from servekit.tokenizer.ask import Ask
 from servekit.tokenizer.manager import MAX_CHOICES, TokenizerManager
 from servekit.tokenizer.refusal import ClientGone, Refusal
 from servekit.tokenizer.state import Choice, Job, Prompt
 
-log = logging.getLogger(__name__)
-
-CUT_EXTENSION = "servekit.cut"
-"""Extension of the ASGI scope: a function that closes the connection at once. Servers without it just keep it open."""
 RANK_HEADER = "x-data-parallel-rank"
 
 MAX_INPUTS = 2048
@@ -88,11 +83,10 @@ async def generate(
         opt.check_room(each, args.load_balance_method, rank, uses[key] * each.choices)
         opt.check_stops(each, messages)
     job = manager.admit(messages, messages * (size // _CHARACTERS_PER_TOKEN) // len(options) + messages)
-    job.cut = request.scope.get("extensions", {}).get(CUT_EXTENSION)
-    gone = asyncio.ensure_future(_leave(request, job))
+    let_go = _watch(request, manager, job)
 
     def close() -> None:
-        gone.cancel()
+        let_go()
         manager.close(job)
 
     streaming = False
@@ -104,9 +98,9 @@ async def generate(
             raise ClientGone
         manager.submit(job, made, rank)
         if first.streamed:
-            pieces = _pieces(job, shape, await _first(job, shape))
+            response = EventStream(manager, job, shape, await first_events(job, shape), close)
             streaming = True
-            return EventStream(pieces, close)
+            return response
         await job.finished()
         return Response(shape.whole(job), media_type="application/json")
     finally:
@@ -139,7 +133,7 @@ async def embed(
     if prompts > MAX_INPUTS:
         raise Refusal(400, f"input: {prompts} inputs in one request are more than {MAX_INPUTS}", param="input")
     job = manager.admit(prompts, size // _CHARACTERS_PER_TOKEN + prompts)
-    gone = asyncio.ensure_future(_leave(request, job))
+    let_go = _watch(request, manager, job)
     try:
         made = await tokenize()
         for prompt in made:
@@ -150,42 +144,30 @@ async def embed(
         await job.finished()
         return job.choices
     finally:
-        gone.cancel()
+        let_go()
         manager.close(job)
 
 
-async def _leave(request: Request, job: Job) -> None:
-    """Tell the job when its client goes away. The body has been read, so the next message can only be that."""
+def _watch(request: Request, manager: TokenizerManager, job: Job) -> Callable[[], None]:
+    """Tell the job when its client goes away, until the returned function is called. The body has been read."""
+    stream: ResponseStream | None = request.scope.get("extensions", {}).get(EXTENSION)
+    if stream is not None:
+        job.cut = stream.cut
+        stream.watch(lambda: manager.leave(job))
+        return stream.release
+    gone = asyncio.ensure_future(_leave(request, manager, job))
+
+    def let_go() -> None:
+        gone.cancel()
+
+    return let_go
+
+
+async def _leave(request: Request, manager: TokenizerManager, job: Job) -> None:
+    # All that can come after the body.
     while (await request.receive())["type"] != "http.disconnect":
         pass
-    job.leave()
-
-
-async def _first(job: Job, shape: Shape) -> bytes:
-    """The first events of a stream. Nothing has been sent yet, so an error is still a plain response."""
-    while True:
-        changed = await job.changed()
-        if first := b"".join(chunk for choice in changed for chunk in shape.chunks(choice)):
-            return first
-
-
-async def _pieces(job: Job, shape: Shape, first: bytes) -> AsyncIterator[bytes]:
-    """All events of a stream, each piece as soon as it is there; ends with [DONE] unless the client is gone."""
-    piece = first
-    try:
-        while job.live:
-            yield piece
-            piece = b""
-            piece = b"".join([chunk for choice in await job.changed() for chunk in shape.chunks(choice)])
-        job.raise_failure()
-        yield piece + (shape.usage(job) or b"") + DONE
-    except ClientGone:
-        return
-    except Refusal as refusal:
-        yield piece + event(error_body(refusal)) + DONE
-    except Exception:
-        log.exception("a stream failed inside the server")
-        yield piece + event(error_body(Refusal(500, "internal error; the server's log says more"))) + DONE
+    manager.leave(job)
 
 
 def manager_of(request: Request) -> TokenizerManager:

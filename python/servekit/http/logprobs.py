@@ -62,7 +62,10 @@ def chat_logprobs(scores: Sequence[Score], texts: TokenTexts) -> dict[str, Any]:
 
 def completion_logprobs(scores: Sequence[Score], texts: TokenTexts) -> dict[str, Any]:
     """As the completions route shows them: lists of the same length. The chosen token is always among the top ones."""
-    tokens, values, tops, offsets = [], [], [], []
+    tokens: list[str] = []
+    values: list[float | None] = []
+    tops: list[dict[str, float] | None] = []
+    offsets: list[int] = []
     for score in scores:
         piece, offset = texts.next(score.id)
         token = _text(piece)

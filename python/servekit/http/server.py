@@ -5,15 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Generator
-from typing import Any
 
 import httptools
 import uvicorn
 from fastapi import FastAPI
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from servekit.http.errors import error_body
-from servekit.http.generation import CUT_EXTENSION
+from servekit.http.protocol import StreamingProtocol
 from servekit.tokenizer.refusal import Refusal
 
 FINISH_S = 2
@@ -23,7 +21,7 @@ MAX_HEAD = 64 << 10
 """Most bytes of a request's line and headers, beside those of the read in which it began."""
 
 
-class _Protocol(HttpToolsProtocol):
+class _Protocol(StreamingProtocol):
     """uvicorn's protocol, with heads of bounded size, and without upgrades: an offer of one is passed over.
 
     A request that is no HTTP at all gets an error that clients can read.
@@ -36,8 +34,6 @@ class _Protocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._head_size, self._in_head, self._begun = 0, True, True
-        extensions: dict[str, Any] = {CUT_EXTENSION: self.transport.abort}
-        self.scope["extensions"] = extensions
 
     def on_headers_complete(self) -> None:
         self._in_head = False

@@ -47,6 +47,12 @@ class Shape(Protocol):
     def chunks(self, choice: Choice) -> list[bytes]:
         """Events for what a choice has new, its end included."""
 
+    def template(self, choice: Choice) -> tuple[bytes, bytes] | None:
+        """What stands around the JSON string of the text in the events of a choice that has begun, to its end.
+
+        None if they differ in more than their text, or the choice has not begun: then each is made by `chunks`.
+        """
+
     def usage(self, job: Job) -> bytes:
         """The event with the usage at the end of a stream; nothing if the client did not ask for it."""
 
@@ -79,6 +85,10 @@ class Head:
         if self._continuous:
             return self._open + choice + b'],"usage":' + json_value(usage_of([source])) + b"}\n\n"
         return self._open + choice + self._close
+
+    def template(self, before: bytes, after: bytes) -> tuple[bytes, bytes] | None:
+        """See `Shape.template`: `chunk` with a choice's JSON in two parts."""
+        return None if self._continuous else (self._open + before, after + self._close)
 
     def usage(self, job: Job) -> bytes:
         """See `Shape.usage`."""

@@ -45,7 +45,7 @@ class Rows:
         self.ids: list[bytes] = []
         self.prompts: list[int] = []
         self.ends: dict[int, FinishReason] = {}
-        self.more: dict[str, list[Any]] = {}
+        self.more: dict[str, Any] = {}
 
     def add(
         self, request: Request, ids: bytes, end: FinishReason | None = None, more: dict[str, Any] | None = None

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from servekit._core import MalformedError, TextStreams
 from servekit.config import Config
 from servekit.messages.batches import BatchEmbeddingOutput, BatchStrOutput, FinishReason
 from servekit.messages.envelope import (
@@ -85,6 +86,7 @@ class TokenizerManager:
         )
         self._counter = itertools.count(1)
         self._live: dict[int, tuple[Job, Choice]] = {}
+        self._direct = TextStreams()
         self._jobs: set[Job] = set()
         self._controls = ControlMessages(worker, sender, lambda: mint_rid(worker, epoch, next(self._counter)))
         self._batch = msgspec.msgpack.Decoder(BatchStrOutput)
@@ -145,6 +147,7 @@ class TokenizerManager:
             return
         job.closed = True
         self._jobs.discard(job)
+        self.take_over(job)
         live = [choice.rid for choice in job.choices if self._live.pop(choice.rid, None) is not None]
         for rid in live:
             self._abort(rid)
@@ -264,10 +267,44 @@ class TokenizerManager:
 
     # Receiving
 
+    def hand_over(
+        self, choice: Choice, before: bytes, after: bytes, chunked: bool, sink: Callable[[bytes], None]
+    ) -> None:
+        """From now on a choice's text goes to `sink` as ready-made events; only its last row still comes to its job.
+
+        Args:
+            choice: live, with nothing that its job has not taken.
+            before, after: what stands around the text's JSON string.
+            chunked: make each event an HTTP chunk.
+            sink: must not block or raise.
+        """
+        self._direct.open(choice.rid, before, after, chunked, sink)
+        choice.direct = True
+
+    def take_over(self, job: Job) -> None:
+        """All that comes for a job goes to the job again."""
+        for choice in job.choices:
+            if choice.direct:
+                choice.direct = False
+                choice.completion_tokens = self._direct.close(choice.rid) or choice.completion_tokens
+
+    def leave(self, job: Job) -> None:
+        """A job's client is gone."""
+        self.take_over(job)
+        job.leave()
+
     def _take_batch(self, envelope: Envelope, frames: Sequence[bytes]) -> None:
-        batch = self._decode(self._batch, frames[0])
-        if batch is None:
+        try:
+            events, left = self._direct.render(frames[0])
+        except MalformedError as error:
+            self._count_malformed(error)
             return
+        for sink, data in events:
+            sink(data)
+        if left is not None and (batch := self._decode(self._batch, left)) is not None:
+            self._take_rows(envelope, batch)
+
+    def _take_rows(self, envelope: Envelope, batch: BatchStrOutput) -> None:
         none = [None] * len(batch.rids)
         texts, ids = batch.output_strs or none, batch.output_ids or none
         finishes, prompts = batch.finished_reasons or none, batch.prompt_tokens or none
@@ -300,6 +337,7 @@ class TokenizerManager:
                 choice.completion_tokens = 0
             if finish is not None:
                 del self._live[rid]
+                choice.direct = False
             if not job.put(choice, text or "", row_ids or b"", finish):
                 log.warning("cut off a client that does not read its stream")
                 self.close(job)
@@ -328,10 +366,13 @@ class TokenizerManager:
         try:
             return decoder.decode(body)
         except msgspec.DecodeError as error:
-            self.malformed += 1
-            if self.malformed == 1:
-                log.error("dropped a malformed body: %s (later ones are only counted)", error)
+            self._count_malformed(error)
             return None
+
+    def _count_malformed(self, error: Exception) -> None:
+        self.malformed += 1
+        if self.malformed == 1:
+            log.error("dropped a malformed body: %s (later ones are only counted)", error)
 
     # Supervision
 
@@ -366,7 +407,7 @@ class TokenizerManager:
             {
                 "rid": f"{rid:016x}",
                 "prompt_tokens": choice.prompt_tokens,
-                "completion_tokens": choice.completion_tokens,
+                "completion_tokens": self._direct.tokens(rid) or choice.completion_tokens,
                 "dp_rank": choice.dp_rank,
             }
             for rid, (_, choice) in self._live.items()

@@ -36,6 +36,7 @@ class Choice:
         logprobs: what came of them, None if the client wants none.
         prompt_only: a token is made for the prompt's logprobs alone, and is not for the client.
         vector: what became of a prompt to embed, as little-endian f32.
+        direct: its text goes to its client past this object.
     """
 
     __slots__ = (
@@ -44,6 +45,7 @@ class Choice:
         "cached_tokens",
         "changed",
         "completion_tokens",
+        "direct",
         "dp_rank",
         "finish",
         "index",
@@ -68,6 +70,7 @@ class Choice:
         self.logprobs: Logprobs | None = None
         self.prompt_only = False
         self.vector = b""
+        self.direct = False
         self._texts: list[str] = []
         self._ids: list[bytes] = []
 

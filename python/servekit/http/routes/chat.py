@@ -166,6 +166,13 @@ class _ChatShape:
             events.append(self._head.chunk(index + b'{},"logprobs":null,' + json_value(ending(choice))[1:], choice))
         return events
 
+    def template(self, choice: Choice) -> tuple[bytes, bytes] | None:
+        """See `Shape`."""
+        if self._ids or choice.logprobs is not None or choice.index not in self._begun:
+            return None
+        before = b'{"index":%d,"delta":{"content":' % choice.index
+        return self._head.template(before, b'},"logprobs":null,"finish_reason":null}')
+
     def usage(self, job: Job) -> bytes:
         """See `Shape`."""
         return self._head.usage(job)

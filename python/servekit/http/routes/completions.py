@@ -175,6 +175,13 @@ class _CompletionShape:
         end = b"," + json_value(ending(choice))[1:] if ended(choice) else b',"finish_reason":null}'
         return [self._head.chunk(json + end, choice)]
 
+    def template(self, choice: Choice) -> tuple[bytes, bytes] | None:
+        """See `Shape`."""
+        if self._ids or choice.logprobs is not None or choice.index not in self._begun:
+            return None
+        before = b'{"index":%d,"text":' % choice.index
+        return self._head.template(before, b',"logprobs":null,"finish_reason":null}')
+
     def usage(self, job: Job) -> bytes:
         """See `Shape`."""
         return self._head.usage(job)

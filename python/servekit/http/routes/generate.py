@@ -36,7 +36,7 @@ DEFAULT_MAX_NEW_TOKENS = 128
 class SamplingOptions(opt.Unbuilt, kw_only=True):
     """How one prompt's tokens are chosen. Without `max_new_tokens` there are 128; null lets the context decide."""
 
-    max_new_tokens: opt.NaturalInt | None | UnsetType = UNSET
+    max_new_tokens: opt.NaturalInt | UnsetType | None = UNSET
     min_new_tokens: opt.NaturalInt | None = None
     temperature: Annotated[float, Meta(ge=0)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
@@ -279,6 +279,10 @@ class _GenerateShape:
         if self._list:
             answer["index"] = choice.index
         return [event(json_value(answer))]
+
+    def template(self, choice: Choice) -> tuple[bytes, bytes] | None:
+        """See `Shape`; each event has more than the new text."""
+        return None
 
     def usage(self, job: Job) -> bytes:
         """See `Shape`; each event tells it."""
