@@ -169,6 +169,9 @@ class RankLink:
             return None
         try:
             body = decoder.decode(frames[1])
+            if envelope.kind == Kind.GENERATE and len(frames) > 2:
+                # The router adds it when it sends a request again, without opening the body.
+                body.resume_output_ids = frames[2]
             _check(envelope, body)
         except (msgspec.DecodeError, IndexError, ValueError) as error:
             self._drop(envelope.kind.name, f"a {envelope.kind.name} message has a malformed body: {error}")
