@@ -89,8 +89,8 @@ class TorchRunner:
         out = np.full((handle.rows, 1), NO_TOKEN, np.int64)
         if handle.tokens is not None:
             out[handle.sampled, 0] = handle.tokens.cpu().numpy()
-        logprobs, prompt = handle.logprobs, handle.prompt_logprobs
-        return StepResult(out, logprobs and logprobs.fetch(), prompt and prompt.fetch())
+        found = [h if h is None else h.fetch() for h in (handle.logprobs, handle.prompt_logprobs)]
+        return StepResult(out, *found)
 
 
 def load_torch_runner(

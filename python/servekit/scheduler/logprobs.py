@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from servekit.engine.plan import Ints, Logprobs
 
@@ -80,7 +81,7 @@ class LogprobState:
         """Take in the answers for the tokens that `wanted` named, step by step."""
         self._prompt.add(logprobs, places, self.top)
 
-    def row(self, logprobs: Logprobs, place: int, tokens: Ints) -> Columns:
+    def row(self, logprobs: Logprobs, place: int, tokens: npt.NDArray[np.int32]) -> Columns:
         """Columns of a row with one new token, the last of `tokens`; those of the prompt come along once.
 
         Args:
@@ -96,7 +97,7 @@ class LogprobState:
             self._start, self._prompt = self._end, _Found()
         return columns
 
-    def _columns(self, side: str, found: _Found, tokens: Ints) -> Columns:
+    def _columns(self, side: str, found: _Found, tokens: npt.NDArray[np.int32]) -> Columns:
         columns: Columns = {
             f"{side}_token_logprobs_val": found.chosen,
             f"{side}_token_logprobs_idx": tokens.astype("<u4").tobytes(),

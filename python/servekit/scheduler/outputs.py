@@ -74,7 +74,8 @@ class Outputs:
             completion_tokens=self._completion,
             retraction_counts=self._retractions if any(self._retractions) else None,
             decode_ids=self._ids,
-            **{name: [rows.get(row) for row in range(max(rows) + 1)] for name, rows in self._extra.items()},
         )
+        for name, rows in self._extra.items():
+            setattr(batch, name, [rows.get(row) for row in range(max(rows) + 1)])
         self._clear()
         return batch
