@@ -3,12 +3,11 @@
 Absent columns are null. `columns.py` says of each column how it is split by row; token ids are little-endian u32,
 logprobs little-endian f32, one `bytes` a row.
 
-Logprobs are natural logarithms of the softmax of the raw logits: before temperature, penalties, bias and filters.
-`_val` and `_idx` go together, the second has the ids. `output_token_logprobs` has one item for each of the row's
-`decode_ids`, the end token included; `output_top_logprobs` has for each of them one `bytes` of `top_logprobs_num`
-items, the likeliest first; `output_token_ids_logprobs` one of the ids that were asked for, in their order. The `input_`
-columns hold the same of the prompt's tokens from `logprob_start_len` on and come whole, in the request's first row with
-an id or before it. Nothing stands before a prompt's token 0: its logprob is NaN, and its lists are empty `bytes`.
+Logprobs are of the logits as the model made them; `_val` and `_idx` columns have the same shape. `input_` columns tell
+of the prompt from `logprob_start_len` on and come once, in the row with the first token; `output_` columns have one
+item for each id of the row. `token_logprobs` is one `bytes` a row, with NaN for the first token of a prompt.
+`top_logprobs` (likeliest first) and `token_ids_logprobs` are one list a row with one `bytes` a token, empty for that
+first token.
 """
 
 from __future__ import annotations

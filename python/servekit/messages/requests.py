@@ -48,10 +48,11 @@ class TokenizedGenerateReqInput(msgspec.Struct, array_like=True, tag=True):
     decides. `received_at` is Unix time in seconds. Stop strings are not here: the detokenizer matches them.
 
     Attributes:
-        return_logprob: the logprob of each new token is wanted; the next three say what more.
-        logprob_start_len: prompt tokens from this position on get logprobs too, -1 for none.
-        top_logprobs_num: likeliest tokens to name at each position, 0 to 20.
-        token_ids_logprob: ids whose logprobs are wanted at each position.
+        return_logprob: send logprobs of the drawn tokens, of the `top_logprobs_num` likeliest and of the ids in
+            `token_ids_logprob`.
+        logprob_start_len: first token of the prompt whose logprob is wanted too, -1 for none.
+        resume_output_ids: little-endian u32: tokens that were generated and sent before; the request goes on behind
+            them. On the wire they may also be the message's first attachment, which wins.
     """
 
     rid: int
@@ -71,6 +72,7 @@ class TokenizedGenerateReqInput(msgspec.Struct, array_like=True, tag=True):
     lora_id: str | None = None
     session_id: str | None = None
     received_at: float = 0.0
+    resume_output_ids: bytes = b""
 
 
 class TokenizedEmbeddingReqInput(msgspec.Struct, array_like=True, tag=True):
