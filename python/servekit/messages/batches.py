@@ -11,6 +11,10 @@ from typing import Any
 import msgspec
 
 
+QUEUE_TIME = "queue_s"
+"""Key of `time_stats`: seconds that a request waited at its rank before its first step, in its first row and its last."""
+
+
 class FinishReason(msgspec.Struct, array_like=True, frozen=True):
     """Why a request ended.
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from servekit.config import Config
-from servekit.messages.batches import BatchStrOutput, FinishReason
+from servekit.messages.batches import QUEUE_TIME, BatchStrOutput, FinishReason
 from servekit.messages.envelope import (
     FLAG_STREAM,
     Envelope,
@@ -31,6 +31,7 @@ from servekit.runtime.phase import Phase
 from servekit.tokenizer import options as opt
 from servekit.tokenizer.control_messages import Answers, ControlMessages
 from servekit.tokenizer.encoding import TextEncoder, pack_ids
+from servekit.tokenizer.meter import Meter
 from servekit.tokenizer.refusal import Refusal
 from servekit.tokenizer.state import Choice, Job, Prompt
 from servekit.transport.dispatcher import TypeBasedDispatcher
@@ -77,6 +78,7 @@ class TokenizerManager:
         self.epoch = epoch
         self.page = page
         self.encoder = encoder
+        self.meter = Meter(page, worker)
         self.malformed = 0
         self._sender = sender
         self._capacity = capacity
@@ -131,7 +133,7 @@ class TokenizerManager:
         if why is None and not self.page.reserve(self.worker, requests, tokens, self._capacity()):
             why = "the server is full: as many requests run and wait as it takes"
         if why is not None:
-            self.page.worker_add(self.worker, "refused", 1)
+            self.meter.count("refused")
             raise Refusal(503, why, code="overloaded", retry_after=RETRY_AFTER_S)
         job = Job(reserved_requests=requests, reserved_tokens=tokens)
         self._jobs.add(job)
@@ -146,10 +148,9 @@ class TokenizerManager:
         live = [choice.rid for choice in job.choices if self._live.pop(choice.rid, None) is not None]
         for rid in live:
             self._abort(rid)
-        if job.gone:
-            self.page.worker_add(self.worker, "aborted", len(live))
+        if live:
+            self.meter.count("aborted" if job.gone else "failed", len(live))
         self.page.release(self.worker, job.reserved_requests, job.reserved_tokens)
-        self.page.worker_add(self.worker, "generation_tokens", sum(c.completion_tokens for c in job.choices))
 
     # Sending
 
@@ -181,8 +182,7 @@ class TokenizerManager:
                 job.choices.append(choice)
                 messages.append((number, choice, params))
         job.live, job.streamed = len(job.choices), options.streamed
-        self.page.worker_add(self.worker, "requests", len(messages))
-        self.page.worker_add(self.worker, "prompt_tokens", sum(len(p.ids) for p in prompts))
+        self.meter.count("requests", len(messages))
         if limit == 0:
             for choice in job.choices:
                 job.put(choice, "", b"", FinishReason("length"))
@@ -254,24 +254,33 @@ class TokenizerManager:
             batch.cached_tokens or none,
             batch.dp_ranks or none,
         )
-        rows = zip(batch.rids, texts, ids, finishes, prompts, completions, cached, ranks, strict=True)
-        for rid, text, row_ids, finish, prompt_tokens, completion_tokens, cached_tokens, rank in rows:
+        waits = (batch.time_stats or {}).get(QUEUE_TIME) or none
+        step = self.meter.step()
+        rows = zip(batch.rids, texts, ids, finishes, prompts, completions, cached, ranks, waits, strict=True)
+        for rid, text, row_ids, finish, prompt_tokens, completion_tokens, cached_tokens, rank, wait in rows:
             entry = self._live.get(rid)
             if entry is None:
                 continue
             job, choice = entry
+            before = choice.completion_tokens
             if prompt_tokens:
                 choice.prompt_tokens = prompt_tokens
             if completion_tokens is not None:
                 choice.completion_tokens = completion_tokens
             choice.cached_tokens = cached_tokens or 0
             choice.dp_rank = envelope.rank if rank is None else rank
+            step.row(job, choice, finish, choice.completion_tokens - before, wait)
             if finish is not None:
                 del self._live[rid]
-            if not job.put(choice, text or "", row_ids or b"", finish):
+            kept = job.put(choice, text or "", row_ids or b"", finish)
+            if finish is not None:
+                step.end(job, finish)
+            if not kept:
                 log.warning("cut off a client that does not read its stream")
+                self.meter.count("slow_readers")
                 self.close(job)
                 job.cut_off()
+        step.close()
 
     def _decode(self, decoder: Any, body: bytes) -> Any:
         try:

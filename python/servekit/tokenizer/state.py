@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -32,6 +33,7 @@ class Choice:
         dp_rank: rank that runs it, -1 unknown.
         finish: why it ended, None while it lives.
         changed: its job has it on the list of those with news.
+        piece_at: when its last row came, in seconds of the monotonic clock; 0 before the first.
     """
 
     __slots__ = (
@@ -43,6 +45,7 @@ class Choice:
         "dp_rank",
         "finish",
         "index",
+        "piece_at",
         "prompt",
         "prompt_tokens",
         "rid",
@@ -58,6 +61,7 @@ class Choice:
         self.dp_rank = -1
         self.finish: FinishReason | None = None
         self.changed = False
+        self.piece_at = 0.0
         self._texts: list[str] = []
         self._ids: list[bytes] = []
 
@@ -89,6 +93,7 @@ class Job:
         closed: it holds nothing any more.
         reserved_tokens, reserved_requests: what was reserved for it on the state page.
         cut: closes its client's connection at once, unread bytes and all.
+        began: when it was admitted, in seconds of the monotonic clock.
     """
 
     def __init__(self, choices: Sequence[Choice] = (), reserved_tokens: int = 0, reserved_requests: int = 0) -> None:
@@ -100,6 +105,7 @@ class Job:
         self.reserved_tokens = reserved_tokens
         self.reserved_requests = reserved_requests
         self.cut: Callable[[], None] | None = None
+        self.began = time.monotonic()
         self._changed: list[Choice] = []
         self._unread = 0
         self._failure: Refusal | None = None
