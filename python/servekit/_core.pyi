@@ -735,3 +735,7 @@ class ControlPlane:
 
     def next_log(self, timeout: float) -> tuple[int, str, str] | None:
         """The next log line as level (as in `logging`), thread and text; None if none came in time."""
+
+    @property
+    def log_level(self) -> int:
+        """Least level that the threads write, as in `logging`; 0 until a control message has set one."""

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from servekit.messages import requests as r
 from servekit.messages.batches import BatchEmbeddingOutput, BatchTokenIDOutput, FinishReason
 from servekit.messages.envelope import Envelope, Kind, Load
+from servekit.scheduler.log_level import set_log_level
 from servekit.scheduler.mock_requests import CYCLE, Cycling, Request, Rows
 from servekit.scheduler.mock_script import Fault, Rule, Rules, Script, ScriptError, load_script
 from servekit.transport.rank_link import RankLink
@@ -78,6 +79,7 @@ class MockRank:
         self._reported: tuple[Load | None, int] = (None, 0)
         self._frozen: tuple[Load | None, int] = (None, 0)
         self._frozen_until = 0.0
+        self._paused = False
 
     # The loop
 
@@ -105,7 +107,8 @@ class MockRank:
         self._close_all(link)
 
     def _busy(self) -> bool:
-        return bool(self._cycling or self._scripted or self._embeddings or self._finish_again)
+        work = self._cycling or self._scripted or self._embeddings or self._finish_again
+        return bool(work) and not self._paused
 
     def _running(self) -> int:
         return len(self._cycling) + len(self._scripted)
@@ -123,11 +126,27 @@ class MockRank:
                 self._embeddings.append(body)
             case Kind.ABORT:
                 self._abort(body.rid)
+            case _:
+                link.reply(envelope, self._obey(envelope.kind, body))
+
+    def _obey(self, kind: Kind, body: Any) -> r.ControlReply:
+        """Carry out a control message."""
+        match kind:
             case Kind.GET_STATE:
                 self._admit()
-                link.reply(envelope, r.ControlReply(True, data=json.dumps(self._state()).encode()))
+                return r.ControlReply(True, data=json.dumps(self._state()).encode())
+            case Kind.PAUSE | Kind.CONTINUE:
+                self._paused = kind == Kind.PAUSE
+                return r.ControlReply(True)
+            case Kind.FLUSH_CACHE:
+                live = self._state()["live"]
+                return r.ControlReply(not live, f"{live} requests are live" if live else "")
+            case Kind.PROFILE:
+                return r.ControlReply(False, "the mock rank computes nothing that could be profiled")
+            case Kind.SET_LOG_LEVEL:
+                return set_log_level(body)
             case other:
-                link.reply(envelope, r.ControlReply(False, f"the mock rank does not know {other.name}"))
+                return r.ControlReply(False, f"the mock rank does not know {other.name}")
 
     def _accept(self, body: r.TokenizedGenerateReqInput) -> None:
         if self._runs(body.rid) or any(request.rid == body.rid for request in self._waiting):
@@ -145,7 +164,7 @@ class MockRank:
         self._pending += prompt
 
     def _admit(self) -> None:
-        while self._waiting and self._running() < self._most:
+        while not self._paused and self._waiting and self._running() < self._most:
             request = self._waiting.popleft()
             self._pending -= request.prompt
             self._held += request.prompt
@@ -281,6 +300,7 @@ class MockRank:
             "rank": self._rank,
             "epoch": self._epoch,
             "pid": os.getpid(),
+            "paused": self._paused,
             "live": self._running() + len(self._waiting) + len(self._embeddings),
             "running": self._running(),
             "waiting": len(self._waiting) + len(self._embeddings),

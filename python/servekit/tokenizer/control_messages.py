@@ -129,9 +129,10 @@ class ControlMessages:
         Raises:
             msgspec.DecodeError: the body is no such message.
         """
+        request = self._level.decode(frames[0])
         reply = ControlReply(True)
         try:
-            set_level(self._level.decode(frames[0]).level)
+            set_level(request.level)
         except ValueError as error:
             reply = ControlReply(False, str(error))
         try:

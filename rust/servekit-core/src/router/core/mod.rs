@@ -4,6 +4,7 @@
 //! left it had exactly one `Fail`, or a finished row of its rank; each booked dispatch belongs to a request in the table
 //! or is covered by its rank's next report.
 
+mod control;
 mod ends;
 mod links;
 mod peers;
@@ -138,14 +139,14 @@ impl<F> Core<F> {
                     actions.push(Action::Acknowledge { route, number });
                 }
             }
-            Event::Control { from, id, state, frame } => self.control(from, id, state, frame, actions),
+            Event::Control { from, id, ask, frame } => self.control(from, id, ask, frame, actions),
             Event::Batch { from, last_dispatch, load, rows } => {
                 self.batch(from, last_dispatch, load, rows, now, actions);
             }
-            Event::Reply { from, id } => {
-                if self.admit(Side::Rank, from, actions) {
+            Event::Reply { side, from, id, frame } => {
+                if self.admit(side, from, actions) {
                     self.counters.replies += 1;
-                    actions.push(Action::Forward { id });
+                    actions.push(Action::Forward { id, frame });
                 }
             }
             Event::ActiveRanks { from, active } => {

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use super::*;
 use crate::dispatch::LoadBalanceMethod;
+use crate::log::Level;
 use crate::wire::{Group, Load, Rid, Route, TextOptions};
 
 const SECOND: Nanos = 1_000_000_000;
