@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -10,6 +11,8 @@ import msgspec
 
 from servekit.messages.batches import BatchStrOutput
 from servekit.tokenizer.encoding import unpack_floats, unpack_ids
+
+log = logging.getLogger(__name__)
 
 
 class LogprobOptions(msgspec.Struct, frozen=True):
@@ -61,12 +64,16 @@ class Logprobs:
         self._new: list[Score] = []
         self._prompt_only = prompt_only
 
-    def put(self, batch: BatchStrOutput, row: int) -> None:
-        """Take in a row.
+    def put(self, batch: BatchStrOutput, row: int) -> bool:
+        """Take in a row; False if its columns do not fit together."""
+        try:
+            self._put(batch, row)
+        except ValueError as error:
+            log.error("a row's logprobs do not fit together: %s", error)
+            return False
+        return True
 
-        Raises:
-            ValueError: its columns do not fit together.
-        """
+    def _put(self, batch: BatchStrOutput, row: int) -> None:
         self.prompt += _scores(
             batch.input_token_logprobs_val, batch.input_token_logprobs_idx,
             batch.input_top_logprobs_val, batch.input_top_logprobs_idx,

@@ -6,7 +6,6 @@ import asyncio
 import itertools
 import logging
 import random
-import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -14,24 +13,21 @@ import msgspec
 
 from servekit._core import MalformedError, TextStreams
 from servekit.config import Config
-from servekit.messages.batches import BatchEmbeddingOutput, BatchStrOutput, FinishReason
+from servekit.messages.batches import QUEUE_TIME, BatchEmbeddingOutput, BatchStrOutput, FinishReason
 from servekit.messages.envelope import (
-    FLAG_STREAM,
     Envelope,
-    Group,
     Kind,
-    group_ext,
     mint_rid,
     party_title,
 )
-from servekit.messages.requests import AbortReq, GetStateReq, TokenizedEmbeddingReqInput
+from servekit.messages.requests import AbortReq, GetStateReq
 from servekit.runtime.phase import Phase
 from servekit.tokenizer import options as opt
-from servekit.tokenizer.ask import Ask, extensions, generate_body
+from servekit.tokenizer.ask import Ask, messages_of, plan
 from servekit.tokenizer.control_messages import Answers, ControlMessages
-from servekit.tokenizer.embedding import vectors_of
-from servekit.tokenizer.encoding import TextEncoder, pack_ids
-from servekit.tokenizer.logprobs import Logprobs
+from servekit.tokenizer.embedding import embedding_messages_of, plan_embeddings, vectors_of
+from servekit.tokenizer.encoding import TextEncoder
+from servekit.tokenizer.meter import Meter
 from servekit.tokenizer.refusal import Refusal
 from servekit.tokenizer.state import Choice, Job, Prompt
 from servekit.transport.dispatcher import TypeBasedDispatcher
@@ -78,6 +74,7 @@ class TokenizerManager:
         self.epoch = epoch
         self.page = page
         self.encoder = encoder
+        self.meter = Meter(page, worker)
         self.malformed = 0
         self._sender = sender
         self._capacity = capacity
@@ -88,7 +85,7 @@ class TokenizerManager:
         self._live: dict[int, tuple[Job, Choice]] = {}
         self._direct = TextStreams()
         self._jobs: set[Job] = set()
-        self._controls = ControlMessages(worker, sender, lambda: mint_rid(worker, epoch, next(self._counter)))
+        self._controls = ControlMessages(worker, sender, self._mint)
         self._batch = msgspec.msgpack.Decoder(BatchStrOutput)
         self._embeddings = msgspec.msgpack.Decoder(BatchEmbeddingOutput)
         self._stopped: Refusal | None = None
@@ -135,7 +132,7 @@ class TokenizerManager:
         if why is None and not self.page.reserve(self.worker, requests, tokens, self._capacity()):
             why = "the server is full: as many requests run and wait as it takes"
         if why is not None:
-            self.page.worker_add(self.worker, "refused", 1)
+            self.meter.count("refused")
             raise Refusal(503, why, code="overloaded", retry_after=RETRY_AFTER_S)
         job = Job(reserved_requests=requests, reserved_tokens=tokens)
         self._jobs.add(job)
@@ -151,10 +148,9 @@ class TokenizerManager:
         live = [choice.rid for choice in job.choices if self._live.pop(choice.rid, None) is not None]
         for rid in live:
             self._abort(rid)
-        if job.gone:
-            self.page.worker_add(self.worker, "aborted", len(live))
+        if live:
+            self.meter.count("aborted" if job.gone else "failed", len(live))
         self.page.release(self.worker, job.reserved_requests, job.reserved_tokens)
-        self.page.worker_add(self.worker, "generation_tokens", sum(c.completion_tokens for c in job.choices))
 
     # Sending
 
@@ -170,50 +166,14 @@ class TokenizerManager:
         Raises:
             Refusal: a prompt is too long for the context, or the control process does not read.
         """
-        model = self.config.model_info
-        messages = []
-        for number, ask in enumerate(asks):
-            tokens = opt.token_limit(ask.limit, len(ask.prompt.ids), model.max_model_len)
-            for i in range(ask.options.choices):
-                seed = opt.choice_seed(ask.options.seed, i, self._entropy)
-                params = opt.sampling_params(ask.options, tokens, model, seed)
-                choice = Choice(len(job.choices), ask.prompt)
-                job.choices.append(choice)
-                if ask.logprobs is not None:
-                    choice.logprobs = Logprobs(prompt_only=tokens == 0)
-                if tokens == 0 and ask.scores_prompt:
-                    choice.prompt_only = True
-                    params = msgspec.structs.replace(params, max_new_tokens=1)
-                messages.append((number, ask, choice, params))
-        job.live, job.streamed = len(job.choices), asks[0].options.streamed
-        self.page.worker_add(self.worker, "requests", len(messages))
-        self.page.worker_add(self.worker, "prompt_tokens", sum(len(ask.prompt.ids) for ask in asks))
-        packed = [pack_ids(ask.prompt.ids) for ask in asks]
-        received_at = time.time()
-        group_id = 0
-        exts: list[tuple[int, bytes]] = []
-        rooms: dict[int, itertools.count[int]] = {}
-        for k, (number, ask, choice, params) in enumerate(messages):
-            if params.max_new_tokens == 0:
-                job.put(choice, "", b"", FinishReason("length"))
-                continue
-            choice.rid = rid = mint_rid(self.worker, self.epoch, next(self._counter))
-            group_id = group_id or rid
-            options = ask.options
-            room = options.bootstrap_room
-            if room is not None:
-                room = next(rooms.setdefault(id(options), itertools.count(room)))
-            if k == 0 or room is not None or ask is not messages[k - 1][1]:
-                exts = extensions(options, room)
-            body = generate_body(ask, rid, packed[number], params, rank, room, received_at)
-            group = [group_ext(Group(group_id, choice.index, len(messages), number))] if len(messages) > 1 else []
-            flags = FLAG_STREAM if options.streamed else 0
-            self._send(
-                job,
-                choice,
-                Envelope(Kind.GENERATE, rid, flags, rank=rank, tokens=choice.prompt_tokens, exts=exts + group),
-                body,
-            )
+        planned = plan(asks, self.config.model_info, self._entropy)
+        self._begin(job, [each.choice for each in planned])
+        job.streamed = asks[0].options.streamed
+        for choice, envelope, body in messages_of(planned, rank, self._mint):
+            self._send(job, choice, envelope, body)
+        for each in planned:
+            if each.params.max_new_tokens == 0:
+                job.put(each.choice, "", b"", FinishReason("length"))
 
     def submit_embeddings(self, job: Job, prompts: Sequence[Prompt], options: opt.EmbeddingOptions, rank: int) -> None:
         """Send prompts to be embedded.
@@ -227,29 +187,16 @@ class TokenizerManager:
         Raises:
             Refusal: a prompt is longer than the context, or the control process does not read.
         """
-        longest = self.config.model_info.max_model_len
-        for prompt in prompts:
-            if (came := len(prompt.ids)) > longest:
-                message = f"the context of this model is {longest} tokens: this input has {came}"
-                raise Refusal(400, message, param="input", code="context_length_exceeded")
-        job.choices = [Choice(i, prompt) for i, prompt in enumerate(prompts)]
-        job.live = len(job.choices)
-        self.page.worker_add(self.worker, "requests", len(prompts))
-        self.page.worker_add(self.worker, "prompt_tokens", sum(len(prompt.ids) for prompt in prompts))
-        received_at = time.time()
-        for choice in job.choices:
-            choice.rid = rid = mint_rid(self.worker, self.epoch, next(self._counter))
-            body = TokenizedEmbeddingReqInput(
-                rid,
-                pack_ids(choice.prompt.ids),
-                dimensions=options.dimensions,
-                data_parallel_rank=rank if rank >= 0 else None,
-                priority=options.priority,
-                received_at=received_at,
-            )
-            self._send(
-                job, choice, Envelope(Kind.EMBEDDING, rid, rank=rank, tokens=choice.prompt_tokens, exts=[]), body
-            )
+        self._begin(job, plan_embeddings(prompts, self.config.model_info.max_model_len))
+        for choice, envelope, body in embedding_messages_of(job.choices, options, rank, self._mint):
+            self._send(job, choice, envelope, body)
+
+    def _begin(self, job: Job, choices: list[Choice]) -> None:
+        job.choices, job.live = choices, len(choices)
+        self.meter.count("requests", len(choices))
+
+    def _mint(self) -> int:
+        return mint_rid(self.worker, self.epoch, next(self._counter))
 
     def _send(self, job: Job, choice: Choice, envelope: Envelope, body: msgspec.Struct) -> None:
         try:
@@ -313,35 +260,42 @@ class TokenizerManager:
             batch.cached_tokens or none,
             batch.dp_ranks or none,
         )
-        rows = zip(batch.rids, texts, ids, finishes, prompts, completions, cached, ranks, strict=True)
-        for row, (rid, text, row_ids, finish, prompt_tokens, completion_tokens, cached_tokens, rank) in enumerate(rows):
+        waits = (batch.time_stats or {}).get(QUEUE_TIME) or none
+        step = self.meter.step()
+        rows = zip(batch.rids, texts, ids, finishes, prompts, completions, cached, ranks, waits, strict=True)
+        for row, (rid, text, row_ids, finish, prompt_tokens, completion_tokens, cached_tokens, rank, wait) in enumerate(
+            rows
+        ):
             entry = self._live.get(rid)
             if entry is None:
                 continue
             job, choice = entry
+            before = choice.completion_tokens
             if prompt_tokens:
                 choice.prompt_tokens = prompt_tokens
             if completion_tokens is not None:
                 choice.completion_tokens = completion_tokens
             choice.cached_tokens = cached_tokens or 0
             choice.dp_rank = envelope.rank if rank is None else rank
-            if choice.logprobs is not None:
-                try:
-                    choice.logprobs.put(batch, row)
-                except ValueError as error:
-                    self.malformed += 1
-                    log.error("a row's logprobs do not fit together: %s", error)
-                    job.fail(Refusal(500, "the rank sent logprobs that do not fit together"))
+            if choice.logprobs is not None and not choice.logprobs.put(batch, row):
+                job.fail(Refusal(500, "the rank sent logprobs that do not fit together"))
             if choice.prompt_only:
-                text, row_ids, finish = "", b"", _end_of_prompt(finish)
-                choice.completion_tokens = 0
+                # How the one token ended says nothing of what the client asked for.
+                choice.completion_tokens, text, row_ids = 0, "", b""
+                finish = FinishReason("length") if finish is not None and finish.type == "stop" else finish
+            step.row(job, choice, finish, choice.completion_tokens - before, wait)
             if finish is not None:
                 del self._live[rid]
                 choice.direct = False
-            if not job.put(choice, text or "", row_ids or b"", finish):
+            kept = job.put(choice, text or "", row_ids or b"", finish)
+            if finish is not None:
+                step.end(job, finish)
+            if not kept:
                 log.warning("cut off a client that does not read its stream")
+                self.meter.count("slow_readers")
                 self.close(job)
                 job.cut_off()
+        step.close()
 
     def _take_embeddings(self, envelope: Envelope, frames: Sequence[bytes]) -> None:
         batch = self._decode(self._embeddings, frames[0])
@@ -435,8 +389,3 @@ class TokenizerManager:
                 log.warning("the state of %s is no JSON: %s", party_title(number), error)
                 states[number] = None
         return states
-
-
-def _end_of_prompt(finish: FinishReason | None) -> FinishReason | None:
-    """The end of a choice whose one token is not for the client: how that token ended says nothing."""
-    return FinishReason("length") if finish is not None and finish.type in ("stop", "length") else finish
