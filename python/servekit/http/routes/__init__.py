@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from servekit.http.routes import chat, completions, debug, health, models, server_info, tokenize
+from servekit.http.routes import chat, completions, control, debug, health, models, server_info, tokenize
 
 ROUTERS = (
     chat.router,
@@ -11,5 +11,8 @@ ROUTERS = (
     tokenize.router,
     health.router,
     server_info.router,
-    debug.router,
 )
+"""What clients ask."""
+
+OPERATOR_ROUTERS = (debug.router, control.router)
+"""What only operators may ask, see `keys.py`."""

@@ -17,6 +17,7 @@ router = APIRouter()
 
 
 @router.get("/health")
+@router.head("/health", include_in_schema=False)
 async def health(request: Request) -> Response:
     """200 once the server has been ready, as long as its control process is heard and one rank lives."""
     manager = manager_of(request)
@@ -32,6 +33,7 @@ async def health(request: Request) -> Response:
 
 
 @router.get("/ready")
+@router.head("/ready", include_in_schema=False)
 async def ready(request: Request) -> Response:
     """200 exactly when a request sent now would be taken."""
     manager = manager_of(request)
