@@ -14,6 +14,7 @@ from servekit.cli.config_file import read_config_file
 from servekit.cli.flags import FLAGS, MODEL_FLAGS, OTHER, Flag
 from servekit.cli.flags import MODEL as MODEL_GROUP
 from servekit.cli.options import Command, Option, Size, Texts, one_line
+from servekit.config.secrets import take_secrets
 from servekit.config.server_args import CHOICES, ConfigError, ServerArgs, flag_of
 
 PROGRAM = "servekit-serve"
@@ -40,6 +41,8 @@ def parse(arguments: Sequence[str]) -> ServerArgs:
         values["model"] = positional
     args = ServerArgs(**values)
     args.validate()
+    # Only to see that they are fit; who serves takes them again.
+    take_secrets(args)
     return args
 
 
