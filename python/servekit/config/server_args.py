@@ -145,7 +145,9 @@ class ServerArgs(msgspec.Struct, kw_only=True, frozen=True):
         if not re.fullmatch("0?[0-7]{3}", self.uds_mode):
             raise ConfigError(f"--uds-mode must be an octal mode such as 660, not {self.uds_mode!r}")
         if self.root_path and not re.fullmatch(r"(/[\w.~-]+)+", self.root_path, re.ASCII):
-            raise ConfigError(f"--root-path must be a path such as /llm, without a slash at its end: {self.root_path!r}")
+            raise ConfigError(
+                f"--root-path must be a path such as /llm, without a slash at its end: {self.root_path!r}"
+            )
         for name in ("ssl_keyfile", "ssl_keyfile_password", "ssl_ca_certs", "ssl_cert_reqs"):
             if getattr(self, name) and self.ssl_certfile is None:
                 raise ConfigError(f"{flag_of(name)} needs --ssl-certfile")

@@ -8,15 +8,17 @@ from collections.abc import Callable
 from typing import Any
 
 from fastapi import FastAPI
+from fastapi.routing import APIRoute
 
 from servekit import __version__
 from servekit.config.secrets import Secrets
 from servekit.http import errors, openapi
 from servekit.http.cors import Cors
 from servekit.http.keys import KeyGuard
-from servekit.http.routes import OPERATOR_ROUTERS, ROUTERS
+from servekit.http.metrics import registry_of
+from servekit.http.routes import OPERATOR_ROUTERS, ROUTERS, metrics
 from servekit.tokenizer.chat_template import ChatTemplate
-from servekit.tokenizer.manager import TokenizerManager
+from servekit.tokenizer.manager import CONTROL_SILENCE_S, TokenizerManager
 
 
 def create_app(
@@ -43,10 +45,15 @@ def create_app(
     app.state.started_at = int(time.time())
     for router in (*ROUTERS, *OPERATOR_ROUTERS):
         app.include_router(router)
+    if args.metrics:
+        app.state.metrics = registry_of(manager.page, manager.config.port_args.main_pid, CONTROL_SILENCE_S)
+        app.include_router(metrics.router)
     app.add_middleware(
         KeyGuard,
         secrets=secrets,
-        operator_paths=[route.path for router in OPERATOR_ROUTERS for route in router.routes],
+        operator_paths=[
+            route.path for router in OPERATOR_ROUTERS for route in router.routes if isinstance(route, APIRoute)
+        ],
         on_refusal=functools.partial(manager.meter.count, "unauthorized"),
     )
     if args.allowed_origins:

@@ -23,8 +23,8 @@ OPEN_PATHS = frozenset({"/health", "/ready", "/ping"})
 
 _OPERATOR = "servekit.operator"
 """Member of the scope of a request that may use operators' routes."""
-_FORWARDED = frozenset({b"forwarded", b"x-forwarded-for", b"x-real-ip"})
-"""Headers of proxies: who asked them is unknown, wherever they themselves run."""
+_FOR_OTHERS = frozenset({b"forwarded", b"x-forwarded-for", b"x-real-ip", b"origin"})
+"""Headers of proxies and of web pages: who is behind them is unknown, wherever they themselves run."""
 
 
 class KeyGuard:
@@ -100,7 +100,10 @@ def _key_refusal(scope: Scope, digests: list[bytes], what: str) -> Refusal | Non
         return Refusal(401, f"this route needs the {what}, as header `authorization: Bearer KEY`", code="no_api_key")
     # All are compared, and digests only: how long it takes says nothing about a key.
     found = hashlib.sha256(given).digest()
-    if not any([hmac.compare_digest(found, digest) for digest in digests]):
+    matched = False
+    for digest in digests:
+        matched |= hmac.compare_digest(found, digest)
+    if not matched:
         return Refusal(401, f"this is not the {what}", code="invalid_api_key")
     return None
 
@@ -115,7 +118,7 @@ def _bearer(scope: Scope) -> bytes | None:
 
 def _is_local(scope: Scope) -> bool:
     """Whether somebody on this machine asks, through loopback or a Unix socket, and not for somebody else."""
-    if any(name in _FORWARDED for name, _ in scope["headers"]):
+    if any(name in _FOR_OTHERS for name, _ in scope["headers"]):
         return False
     client = scope.get("client")
     if client is None:

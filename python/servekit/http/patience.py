@@ -9,6 +9,7 @@ import asyncio
 import math
 import resource
 from collections.abc import Callable, Iterable
+from typing import ClassVar
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -45,11 +46,11 @@ class PatientProtocol(HttpToolsProtocol):
     Attributes:
         due: when the client must have sent its head, or some of its body, by the loop's clock; infinite while it need
             not send anything.
-        crowded: the connection was refused, for there are too many.
+        crowded: connections of this process that were refused, for there were too many.
     """
 
+    crowded: ClassVar[int] = 0
     due = math.inf
-    crowded = False
     _stuck_bytes = 0
     _stuck_since = math.inf
 
@@ -59,7 +60,7 @@ class PatientProtocol(HttpToolsProtocol):
         self.due = self.loop.time() + FIRST_BYTE_S
         limit = self.limit_concurrency
         if limit is not None and len(self.connections) >= limit:
-            self.crowded = True
+            PatientProtocol.crowded += 1
             self.due = self.loop.time() + LINGER_S
             transport.write(raw_error(Refusal(503, "this server has too many connections", retry_after=1)))
             transport.close()
@@ -92,10 +93,8 @@ class PatientProtocol(HttpToolsProtocol):
             late: seconds that this process itself was busy with something else.
 
         Returns:
-            What to count: slow_senders, slow_readers or crowded; None if all is well.
+            What to count: slow_senders or slow_readers; None if all is well.
         """
-        if self.flow is None:
-            return None
         self.due += late
         if self.flow.read_paused:
             # The client could not send if it wanted to.
@@ -134,12 +133,13 @@ class Sweep:
 
     Args:
         loop: the server's.
-        count: told what happened: slow_senders or slow_readers.
+        count: told what happened, and how often: slow_senders, slow_readers or crowded.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, count: Callable[[str], None]) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, count: Callable[[str, int], None]) -> None:
         self._loop = loop
         self._count = count
+        self._crowded = PatientProtocol.crowded
         self._last = loop.time()
 
     def __call__(self, connections: Iterable[object]) -> None:
@@ -151,4 +151,7 @@ class Sweep:
         self._last = now
         for connection in list(connections):
             if isinstance(connection, PatientProtocol) and (what := connection.check(now, late)) is not None:
-                self._count(what)
+                self._count(what, 1)
+        if PatientProtocol.crowded != self._crowded:
+            self._count("crowded", PatientProtocol.crowded - self._crowded)
+            self._crowded = PatientProtocol.crowded

@@ -12,8 +12,8 @@ import uvicorn
 from fastapi import FastAPI
 
 from servekit.http.errors import raw_error
-from servekit.http.generation import CUT_EXTENSION
 from servekit.http.patience import SWEEP_S, PatientProtocol, Sweep, connection_limit
+from servekit.http.protocol import StreamingProtocol
 from servekit.tokenizer.refusal import Refusal
 
 FINISH_S = 2
@@ -23,7 +23,7 @@ MAX_HEAD = 64 << 10
 """Most bytes of a request's line and headers, beside those of the read in which it began."""
 
 
-class _Protocol(PatientProtocol):
+class _Protocol(StreamingProtocol, PatientProtocol):
     """uvicorn's protocol, with heads of bounded size, and without upgrades: an offer of one is passed over.
 
     A request that is no HTTP at all gets an error that clients can read.
@@ -36,8 +36,6 @@ class _Protocol(PatientProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._head_size, self._in_head, self._begun = 0, True, True
-        extensions: dict[str, Any] = {CUT_EXTENSION: self.transport.abort}
-        self.scope["extensions"] = extensions
 
     def on_headers_complete(self) -> None:
         self._in_head = False
@@ -96,7 +94,7 @@ class Server(uvicorn.Server):
     Args:
         on_started: called once connections are taken.
         on_second: called about once a second.
-        count: told of connections that were ended: slow_senders, slow_readers or crowded.
+        count: told of connections that were ended and how many: slow_senders, slow_readers or crowded.
         tls: uvicorn's settings that begin with `ssl_`.
     """
 
@@ -107,7 +105,7 @@ class Server(uvicorn.Server):
         on_started: Callable[[], None],
         *,
         on_second: Callable[[], None],
-        count: Callable[[str], None],
+        count: Callable[[str, int], None],
         tls: Mapping[str, Any],
     ) -> None:
         super().__init__(

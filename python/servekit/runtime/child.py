@@ -79,9 +79,7 @@ class ChildContext:
         secrets: keys, for HTTP workers; other roles are told none.
     """
 
-    def __init__(
-        self, role: str, index: int, boot: Boot, config: Config, channel: Channel, secrets: Secrets
-    ) -> None:
+    def __init__(self, role: str, index: int, boot: Boot, config: Config, channel: Channel, secrets: Secrets) -> None:
         self.role, self.index, self.title = role, index, title_of(role, index)
         self.epoch = boot.epoch
         self.config = config

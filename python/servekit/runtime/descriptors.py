@@ -1,4 +1,4 @@
-"""How many descriptors the processes may have: each connection takes one, and shells start with too few for a server."""
+"""How many descriptors the processes may have: each connection takes one, and shells give too few for a server."""
 
 from __future__ import annotations
 

@@ -33,8 +33,6 @@ SCHEDULER_ENV = {
 }
 
 
-
-
 def _environment(role: str) -> dict[str, str]:
     """What a child inherits: no secrets, which go to HTTP workers by their line to main."""
     inherited = {name: value for name, value in os.environ.items() if name not in SECRET_ENVIRONMENT}

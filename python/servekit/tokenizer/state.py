@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from servekit.messages.batches import FinishReason
+from servekit.tokenizer.logprobs import Logprobs
 from servekit.tokenizer.refusal import ClientGone, Refusal
 
 MAX_UNREAD = 4 << 20
@@ -33,6 +34,10 @@ class Choice:
         dp_rank: rank that runs it, -1 unknown.
         finish: why it ended, None while it lives.
         changed: its job has it on the list of those with news.
+        logprobs: what came of them, None if the client wants none.
+        prompt_only: a token is made for the prompt's logprobs alone, and is not for the client.
+        vector: what became of a prompt to embed, as little-endian f32.
+        direct: its text goes to its client past this object.
         piece_at: when its last row came, in seconds of the monotonic clock; 0 before the first.
     """
 
@@ -42,13 +47,17 @@ class Choice:
         "cached_tokens",
         "changed",
         "completion_tokens",
+        "direct",
         "dp_rank",
         "finish",
         "index",
+        "logprobs",
         "piece_at",
         "prompt",
+        "prompt_only",
         "prompt_tokens",
         "rid",
+        "vector",
     )
 
     def __init__(self, index: int, prompt: Prompt) -> None:
@@ -61,6 +70,10 @@ class Choice:
         self.dp_rank = -1
         self.finish: FinishReason | None = None
         self.changed = False
+        self.logprobs: Logprobs | None = None
+        self.prompt_only = False
+        self.vector = b""
+        self.direct = False
         self.piece_at = 0.0
         self._texts: list[str] = []
         self._ids: list[bytes] = []
@@ -94,6 +107,7 @@ class Job:
         reserved_tokens, reserved_requests: what was reserved for it on the state page.
         cut: closes its client's connection at once, unread bytes and all.
         began: when it was admitted, in seconds of the monotonic clock.
+        names: ids under which its client knows the answer.
     """
 
     def __init__(self, choices: Sequence[Choice] = (), reserved_tokens: int = 0, reserved_requests: int = 0) -> None:
@@ -106,6 +120,7 @@ class Job:
         self.reserved_requests = reserved_requests
         self.cut: Callable[[], None] | None = None
         self.began = time.monotonic()
+        self.names: Sequence[str] = ()
         self._changed: list[Choice] = []
         self._unread = 0
         self._failure: Refusal | None = None

@@ -44,7 +44,7 @@ pub struct CoreConfig {
 #[derive(Debug)]
 enum Place<F> {
     Waiting { since: Nanos, request: Box<Request<F>> },
-    Rank { rank: usize, dispatch: u64, aborted: bool },
+    Rank { rank: usize, dispatch: u64, aborted: bool, room: Option<u64> },
 }
 
 /// One rank, beside its budget.
@@ -81,6 +81,8 @@ pub struct Core<F> {
     rank_links: Vec<Link>,
     worker_links: Vec<Link>,
     table: HashMap<Rid, Place<F>>,
+    /// Bootstrap rooms of the requests in the table.
+    rooms: HashMap<u64, Rid>,
     waiting: VecDeque<Rid>,
     groups: Groups,
     counters: Counters,
@@ -118,6 +120,7 @@ impl<F> Core<F> {
             rank_links: config.rank_epochs.iter().copied().map(Link::new).collect(),
             worker_links: config.worker_epochs.iter().copied().map(Link::new).collect(),
             table: HashMap::new(),
+            rooms: HashMap::new(),
             waiting: VecDeque::new(),
             groups: Groups::default(),
             counters: Counters::default(),
@@ -212,6 +215,11 @@ impl<F> Core<F> {
     /// Groups of which members are still to come.
     pub fn open_groups(&self) -> usize {
         self.groups.len()
+    }
+
+    /// Bootstrap rooms that a request is in.
+    pub fn rooms(&self) -> usize {
+        self.rooms.len()
     }
 
     /// What was counted.

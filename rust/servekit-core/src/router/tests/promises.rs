@@ -474,3 +474,24 @@ fn a_draining_router_finishes_and_takes_nothing() {
     world.step(0, &[(rid, true)]);
     world.assert_empty();
 }
+
+#[test]
+fn a_bootstrap_room_is_for_one_request_at_a_time() {
+    let mut world = World::ready(config(2, 1));
+    let first = world.request_with(|request| request.room = Some(5));
+    let second = world.request_with(|request| request.room = Some(5));
+    let other = world.request_with(|request| request.room = Some(6));
+    assert_eq!(world.failed[&second].0, 400);
+    assert!(world.failed[&second].1.contains("room 5"));
+    let third = world.request_with(|request| request.room = Some(5));
+    assert!(world.failed.contains_key(&third), "the refusal has not emptied the room");
+    for rid in [first, other] {
+        let rank = world.sent[&rid].0 as u16;
+        world.step(rank, &[(rid, true)]);
+    }
+    let fourth = world.request_with(|request| request.room = Some(5));
+    assert!(world.sent.contains_key(&fourth));
+    world.abort(fourth);
+    world.step(world.sent[&fourth].0 as u16, &[(fourth, true)]);
+    world.assert_empty();
+}
