@@ -347,32 +347,35 @@ class TextStreams:
     """
 
     def __new__(cls) -> TextStreams: ...
-    def open(self, rid: int, before: bytes, after: bytes, chunked: bool, sink: Any) -> None:
+    def open(self, rid: int, before: bytes, after: bytes, chunked: bool, sink: Any, tokens: int) -> None:
         """Begin to render the rows of a request; one that was open is replaced.
 
         Args:
             before, after: the event around the JSON string of the text.
             chunked: make each event an HTTP chunk.
             sink: returned with the request's events.
+            tokens: what its rows reported so far.
         """
 
     def close(self, rid: int) -> int | None:
         """Leave a request's rows alone again.
 
         Returns:
-            Tokens that its rows reported last, 0 if none did; None if it is not open.
+            Tokens that its rows reported last; None if it is not open.
         """
 
     def tokens(self, rid: int) -> int | None:
         """Tokens that a request's rows reported last; None if it is not open."""
 
-    def render(self, body: bytes) -> tuple[list[tuple[Any, bytes]], bytes | None]:
+    def render(self, body: bytes) -> tuple[list[tuple[Any, bytes]], bytes | None, int, list[tuple[float, int]]]:
         """Make events of a batch.
 
         Returns:
             Sinks with what is to be written, in the order of the rows; rows without text write nothing. And the batch
             of all other rows, None if there are none: those of requests that are not open, and last rows, with which
-            a request is closed here.
+            a request is closed here. Then of all rows of open requests, last ones included: how many tokens they bring
+            beyond those that were reported before; and seconds since a request's row before, each with the number of
+            rows of which it is true.
 
         Raises:
             MalformedError: the bytes are no such batch, or an open request's text is missing or no UTF-8.

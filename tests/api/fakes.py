@@ -14,6 +14,7 @@ import msgspec
 import uvloop
 import zmq
 from servekit.config import Config, ModelInfo, PortArgs, SchedulerInfo, ServerArgs
+from servekit.config.secrets import take_secrets
 from servekit.http.worker import TokenizerWorker
 from servekit.messages.batches import BatchStrOutput, FinishReason
 from servekit.messages.columns import schema_hash
@@ -79,6 +80,8 @@ class FakePage:
         self.requests = 0
         self.tokens = 0
         self.counters: dict[str, int] = {}
+        self.prompt_tokens = self.cached_tokens = self.generation_tokens = 0
+        self.observed: dict[str, list[float]] = {}
 
     def reserve(self, index: int, requests: int, tokens: int, max_requests: int) -> bool:
         if self.full or self.requests + requests > max_requests:
@@ -93,6 +96,15 @@ class FakePage:
 
     def worker_add(self, index: int, field: str, delta: int) -> None:
         self.counters[field] = self.counters.get(field, 0) + delta
+
+    def count_tokens(self, index: int, rank: int, prompt: int, cached: int, generated: int) -> None:
+        assert (index, rank) == (0, 0)
+        self.prompt_tokens += prompt
+        self.cached_tokens += cached
+        self.generation_tokens += generated
+
+    def observe(self, index: int, histogram: str, seconds: float, times: int = 1) -> None:
+        self.observed.setdefault(histogram, []).extend([seconds] * times)
 
     def control_age(self) -> float:
         return self.age
@@ -109,7 +121,8 @@ class FakeContext:
 
     def __init__(self, config: Config) -> None:
         self.role, self.index, self.epoch = "http", 0, 1
-        self.config = config
+        server_args, self.secrets = take_secrets(config.server_args)
+        self.config = msgspec.structs.replace(config, server_args=server_args)
         self.state_page = FakePage()
         ours, theirs = socket.socketpair()
         self.main, self._channel = Channel(ours), Channel(theirs)

@@ -1,7 +1,7 @@
 """What a worker counts and measures of its requests, in its own slot of the state page: `/metrics` reads it there.
 
-Rows that wake a job are metered one by one by a `Step`. Rows whose text goes past the jobs, if any do, are told in sums
-by `Step.past`, once a message.
+Rows that come to a job are metered one by one by a `Step`. Those of streams whose text goes past the jobs, which are
+most, are told in sums by `Meter.past`, once a message.
 """
 
 from __future__ import annotations
@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 _ENDS = {"stop": "stopped", "length": "exhausted", "abort": "aborted"}
 """Kinds of ends to the numbers that count them; all others are failures."""
+
+UNKNOWN = -1.0
+"""`piece_at` of a choice whose last row did not come to its job."""
 
 
 class Meter:
@@ -47,8 +50,21 @@ class Meter:
         """That cache holds `grown` more bytes than before; negative if less."""
         self.count("cache_bytes", grown)
 
+    def past(self, rank: int, generated: int, gaps: Iterable[tuple[float, int]]) -> None:
+        """Rows of one message went past their jobs.
+
+        Args:
+            rank: which made them.
+            generated: tokens of all of them beyond those of the rows before.
+            gaps: seconds since the piece before, and of how many streams that is true.
+        """
+        if generated:
+            self._page.count_tokens(self._worker, rank, 0, 0, generated)
+        for seconds, streams in gaps:
+            self._page.observe(self._worker, "gap", seconds, streams)
+
     def step(self) -> Step:
-        """Begin to meter a message from the control process."""
+        """Begin to meter those rows of a message that come to their jobs."""
         return Step(self._page, self._worker)
 
 
@@ -87,23 +103,10 @@ class Step:
             self._begin(job, choice, finish, queue_s)
         elif choice.piece_at == self._since:
             self._run += 1
-        else:
+        elif choice.piece_at != UNKNOWN:
             self._write_gaps()
             self._since, self._run = choice.piece_at, 1
         choice.piece_at = self._now
-
-    def past(self, rank: int, generated: int, gaps: Iterable[tuple[float, int]]) -> None:
-        """Rows that went past their jobs.
-
-        Args:
-            rank: which made them.
-            generated: tokens of all of them beyond those of the rows before.
-            gaps: seconds since the piece before, and of how many streams that is true.
-        """
-        if generated:
-            self._page.count_tokens(self._worker, rank, 0, 0, generated)
-        for seconds, streams in gaps:
-            self._page.observe(self._worker, "gap", seconds, streams)
 
     def end(self, job: Job, finish: FinishReason) -> None:
         """A choice has come to its end, which `job.put` knows by now."""

@@ -5,12 +5,13 @@ use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::{PyBytes, PyList};
 use servekit_core::sse;
+use servekit_core::state_page::monotonic_ns;
 
 use crate::errors::Error;
 use crate::split::scan;
 
-/// What `render` returns: sinks with their events, and the batch of the rows that are left.
-type Rendered<'py> = (Bound<'py, PyList>, Option<Bound<'py, PyBytes>>);
+/// What `render` returns: sinks with their events, the batch of the rows that are left, new tokens, and gaps.
+type Rendered<'py> = (Bound<'py, PyList>, Option<Bound<'py, PyBytes>>, u64, Vec<(f64, u64)>);
 
 /// Streams whose events differ in their text alone.
 #[pyclass(frozen, module = "servekit._core")]
@@ -26,8 +27,8 @@ impl TextStreams {
     }
 
     /// Begin to render the rows of a request.
-    fn open(&self, rid: u64, before: &[u8], after: &[u8], chunked: bool, sink: Py<PyAny>) {
-        self.streams.lock().open(rid, sse::Template::new(before, after, chunked), sink);
+    fn open(&self, rid: u64, before: &[u8], after: &[u8], chunked: bool, sink: Py<PyAny>, tokens: u64) {
+        self.streams.lock().open(rid, sse::Template::new(before, after, chunked), sink, tokens, monotonic_ns());
     }
 
     /// Leave a request's rows alone again; tokens that its rows reported last.
@@ -44,12 +45,13 @@ impl TextStreams {
     fn render<'py>(&self, py: Python<'py>, body: PyBackedBytes) -> PyResult<Rendered<'py>> {
         let batch = scan(body)?;
         let mut written = Vec::with_capacity(batch.rows());
-        let left = self
+        let (left, tally) = self
             .streams
             .lock()
-            .render(&batch, |sink, event| written.push((sink.clone_ref(py), PyBytes::new(py, event))))
+            .render(&batch, monotonic_ns(), |sink, event| written.push((sink.clone_ref(py), PyBytes::new(py, event))))
             .map_err(Error::from)?;
-        Ok((PyList::new(py, written)?, left.map(|left| PyBytes::new(py, &left))))
+        let gaps = tally.gaps.into_iter().map(|(gap, streams)| (gap as f64 / 1e9, streams)).collect();
+        Ok((PyList::new(py, written)?, left.map(|left| PyBytes::new(py, &left)), tally.generated, gaps))
     }
 
     fn __len__(&self) -> usize {

@@ -260,6 +260,7 @@ class _GenerateShape:
 
     def __init__(self, items: _Items, options: Sequence[opt.GenerationOptions], pieces: TokenPieces | None) -> None:
         self._items = items
+        self.names = items.rids
         self._prompts = [i for i, option in enumerate(options) for _ in range(option.choices)]
         self._list = items.batch or len(self._prompts) > 1
         self._pieces = pieces

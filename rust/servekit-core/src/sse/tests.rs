@@ -31,8 +31,8 @@ fn render(
     batch: &ScannedBatch,
 ) -> Result<(Vec<(u8, String)>, Option<Vec<u8>>), WireError> {
     let mut written = Vec::new();
-    let left = streams
-        .render(batch, |sink, event| written.push((*sink, String::from_utf8(event.to_vec()).unwrap())))?;
+    let (left, _) = streams
+        .render(batch, 0, |sink, event| written.push((*sink, String::from_utf8(event.to_vec()).unwrap())))?;
     Ok((written, left))
 }
 
@@ -70,7 +70,7 @@ proptest! {
 fn open_streams_get_their_events_and_the_rest_is_a_batch() {
     let mut streams = TextStreams::default();
     for rid in [1, 2] {
-        streams.open(rid, Template::new(b"<", b">", false), rid as u8);
+        streams.open(rid, Template::new(b"<", b">", false), rid as u8, 0, 0);
     }
     let given = batch(&[(3, "c", 1, false), (1, "a\n", 4, false), (2, "b", 5, true)]);
     let (written, left) = render(&mut streams, &given).unwrap();
@@ -86,7 +86,7 @@ fn open_streams_get_their_events_and_the_rest_is_a_batch() {
 #[test]
 fn a_row_without_text_counts_and_writes_nothing() {
     let mut streams = TextStreams::default();
-    streams.open(1, Template::new(b"<", b">", true), 0);
+    streams.open(1, Template::new(b"<", b">", true), 0, 0, 0);
     assert_eq!(render(&mut streams, &batch(&[(1, "", 7, false)])), Ok((vec![], None)));
     assert_eq!(streams.close(1), Some(7));
 }
@@ -101,7 +101,21 @@ fn a_batch_of_strangers_is_handed_on_whole() {
 #[test]
 fn a_batch_without_texts_is_malformed() {
     let mut streams = TextStreams::default();
-    streams.open(1, Template::new(b"<", b">", true), 0);
+    streams.open(1, Template::new(b"<", b">", true), 0, 0, 0);
     let bare = scan(vec!["BatchStrOutput".into(), Value::Array(vec![1.into()])]);
     assert!(matches!(render(&mut streams, &bare), Err(WireError::Body { column: "output_strs", .. })));
+}
+
+#[test]
+fn tokens_and_gaps_of_open_streams_are_tallied() {
+    let mut streams = TextStreams::default();
+    for (rid, now) in [(1, 100), (2, 100), (3, 40)] {
+        streams.open(rid, Template::new(b"<", b">", false), 0, 1, now);
+    }
+    let (_, tally) = streams.render(&batch(&[(1, "a", 2, false), (9, "x", 50, false), (2, "", 4, false)]), 120, |_, _| {}).unwrap();
+    assert_eq!(tally, Tally { generated: 1 + 3, gaps: vec![(20, 2)] });
+    let rows = [(1, "b", 3, false), (2, "c", 9, true), (3, "d", 2, false)];
+    let (_, tally) = streams.render(&batch(&rows), 150, |_, _| {}).unwrap();
+    assert_eq!(tally, Tally { generated: 1 + 5 + 1, gaps: vec![(30, 2), (110, 1)] });
+    assert_eq!(streams.live(), 2, "a last row is tallied and closes its stream");
 }
