@@ -11,6 +11,7 @@ from fastapi import FastAPI
 from servekit import __version__
 from servekit.http import errors, openapi
 from servekit.http.routes import ROUTERS
+from servekit.http.short_way import Application
 from servekit.tokenizer.chat_template import ChatTemplate
 from servekit.tokenizer.manager import TokenizerManager
 
@@ -28,14 +29,13 @@ def create_app(
         scheduler_info: what each rank told when it was ready, None before.
         link_counters: counters of the worker's sockets, for `/debug/state`.
     """
-    app = FastAPI(title="servekit", version=__version__, redoc_url=None)
+    app = Application(title="servekit", version=__version__, redoc_url=None)
     app.state.manager = manager
     app.state.chat_template = chat_template
     app.state.scheduler_info = scheduler_info
     app.state.link_counters = link_counters
     app.state.started_at = int(time.time())
-    for router in ROUTERS:
-        app.include_router(router)
+    app.include_directly(ROUTERS)
     errors.install(app)
     openapi.install(app)
     return app
