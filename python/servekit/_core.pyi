@@ -278,13 +278,47 @@ class StatePage:
             pid: its process id.
         """
 
+    def end_process(self, role: str, index: int) -> None:
+        """Note that a process has ended: it holds nothing any more, what it counted stays.
+
+        Args:
+            role, index: as for `set_process`.
+        """
+
     def worker_add(self, index: int, field: str, delta: int) -> None:
         """Add to a number of a worker, stopping at 0; for that worker only.
 
         Args:
             index: the worker.
-            field: open_streams, reserved_tokens, requests, prompt_tokens, generation_tokens, refused or aborted.
+            field: a number that `snapshot` shows of a worker, but epoch and pid.
             delta: what to add.
+        """
+
+    def count_tokens(self, index: int, rank: int, prompt: int, cached: int, generated: int) -> None:
+        """Add to a worker's counts of the tokens of a rank; for that worker only.
+
+        Args:
+            index, rank: the worker and the rank; one that the page does not describe is nothing.
+            prompt: tokens of prompts that the rank has begun to answer.
+            cached: those of them that it had cached.
+            generated: tokens that it generated.
+        """
+
+    def observe(self, index: int, histogram: str, seconds: float, times: int = 1) -> None:
+        """Count values of as many seconds in a worker's histogram; for that worker only.
+
+        Args:
+            index: the worker.
+            histogram: first_token, gap, end_to_end or queue.
+            seconds: the value; what is no number or below 0 counts as 0.
+            times: how many values.
+        """
+
+    def histograms(self) -> dict[str, tuple[list[float], list[int], float]]:
+        """What all workers counted, dead ones included, by histogram.
+
+        Upper bounds of its buckets in seconds, inclusive; how many values lie in each, and how many above all bounds;
+        seconds of all values together.
         """
 
     def reserve(self, index: int, requests: int, tokens: int, max_requests: int) -> bool:
@@ -754,3 +788,7 @@ class ControlPlane:
 
     def next_log(self, timeout: float) -> tuple[int, str, str] | None:
         """The next log line as level (as in `logging`), thread and text; None if none came in time."""
+
+    @property
+    def log_level(self) -> int:
+        """Least level that the threads write, as in `logging`; 0 until a control message has set one."""

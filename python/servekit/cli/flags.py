@@ -96,6 +96,7 @@ FLAGS = (
     Flag("max_prefill_tokens", ENGINE, "Most prompt tokens in a step.", ("--max-num-batched-tokens",), "TOKENS"),
     Flag("chunked_prefill_size", ENGINE, "Most tokens of one prompt in a step.", (), "TOKENS"),
     Flag("seed", ENGINE, "Base of random seeds for requests that bring none.", ("--random-seed",), "N", "drawn anew"),
+    Flag("profile_dir", ENGINE, "Folder for profiles.", (), "FOLDER", "one that goes with the server"),
     Flag("mock_step_ms", MOCK, "Milliseconds from one token to the next.", (), "MS"),
     Flag("mock_script", MOCK, "JSON or TOML with scripted tokens, timings, faults.", (), "FILE"),
     Flag("log_level", LOGS, "Least level that is logged."),

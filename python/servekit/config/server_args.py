@@ -48,6 +48,7 @@ class ServerArgs(msgspec.Struct, kw_only=True, frozen=True):
         dtype, device, load_format: how the torch engine computes and loads.
         seed: base of the random seeds of requests that bring none; None draws one.
         engine: torch, mock, or the name of an entry point in the group `servekit.engines`.
+        profile_dir: folder for profiles of the ranks; None is one in the run directory, which goes with the server.
         mock_step_ms: milliseconds of a mock step, 0 to 60000.
         mock_script: JSON or TOML file with scripted tokens, timings and faults.
         chat_template: file with, or text of, a Jinja chat template that replaces the model's.
@@ -80,6 +81,7 @@ class ServerArgs(msgspec.Struct, kw_only=True, frozen=True):
     load_format: str = "auto"
     seed: int | None = None
     engine: str = "torch"
+    profile_dir: str | None = None
     mock_step_ms: float = 1.0
     mock_script: str | None = None
     chat_template: str | None = None
@@ -135,7 +137,17 @@ _RANGES: dict[str, tuple[float, float]] = {
     "max_body_size": (1024, 1 << 32),
 }
 
-_NOT_EMPTY = ("model", "tokenizer", "served_model_name", "revision", "host", "engine", "mock_script", "admin_api_key")
+_NOT_EMPTY = (
+    "model",
+    "tokenizer",
+    "served_model_name",
+    "revision",
+    "host",
+    "engine",
+    "profile_dir",
+    "mock_script",
+    "admin_api_key",
+)
 
 CHOICES: dict[str, tuple[str, ...]] = {
     "load_balance_method": LOAD_BALANCE_METHODS,

@@ -6,6 +6,7 @@ import logging
 import os
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ import torch
 from servekit.engine.attention import TorchAttention
 from servekit.engine.kv_cache import KvPool
 from servekit.engine.linear import DenseLinear, LinearFactory, choose_linear
-from servekit.engine.plan import NO_TOKEN, Ints, Plan, SamplingColumns
+from servekit.engine.logprobs import DeviceLogprobs, read_logprobs, read_prompt_logprobs
+from servekit.engine.plan import NO_TOKEN, Ints, Plan, SamplingColumns, StepResult
 from servekit.engine.sampler import Sampler
 from servekit.models.llama import Llama, LlamaConfig
 from servekit.models.registry import load_model, read_config
@@ -30,8 +32,15 @@ _CUDA_SHARE = 0.85
 _CUDA_ACTIVATION_BYTES = 1 << 30
 
 
-Handle = tuple[int, Ints, "torch.Tensor | None"]
-"""A launched step: how many rows, which of them are sampled, their tokens on the device."""
+@dataclass(slots=True, frozen=True)
+class Handle:
+    """A launched step: how many rows, which of them are sampled, and what the device makes of them."""
+
+    rows: int
+    sampled: Ints
+    tokens: torch.Tensor | None
+    logprobs: DeviceLogprobs | None
+    prompt_logprobs: DeviceLogprobs | None
 
 
 class DeviceError(ValueError):
@@ -57,17 +66,31 @@ class TorchRunner:
             positions = self._attention.begin(plan)
             last = np.cumsum(plan.counts)[plan.sampled] - 1
             ids = torch.from_numpy(plan.ids).to(self._device)
-            logits = self._model(ids, positions, torch.from_numpy(last).to(self._device), self._attention)
-            tokens = self._sampler.sample(logits, plan.sampling) if len(plan.sampled) else None
-        return len(plan.counts), plan.sampled, tokens
+            states = self._model.states(ids, positions, self._attention)
+            tokens = logprobs = prompt_logprobs = None
+            if len(plan.sampled):
+                logits = self._model.logits(states[torch.from_numpy(last).to(self._device)])
+                tokens, logprobs = self._sample(logits, plan)
+            if plan.prompt_logprobs is not None:
+                prompt_logprobs = read_prompt_logprobs(self._model.logits, states, plan.prompt_logprobs)
+        return Handle(len(plan.counts), plan.sampled, tokens, logprobs, prompt_logprobs)
 
-    def collect(self, handle: Handle) -> Ints:
-        """Tokens of a launched step, [rows, 1]."""
-        rows, sampled, tokens = handle
-        out = np.full((rows, 1), NO_TOKEN, np.int64)
-        if tokens is not None:
-            out[sampled, 0] = tokens.cpu().numpy()
-        return out
+    def _sample(self, logits: torch.Tensor, plan: Plan) -> tuple[torch.Tensor, DeviceLogprobs | None]:
+        if plan.logprobs is None:
+            return self._sampler.sample(logits, plan.sampling), None
+        at = torch.from_numpy(plan.logprobs.at).to(self._device)
+        # A copy: the sampler changes the logits in place.
+        untouched = logits[at]
+        tokens = self._sampler.sample(logits, plan.sampling)
+        return tokens, read_logprobs(untouched, tokens[at], plan.logprobs)
+
+    def collect(self, handle: Handle) -> StepResult:
+        """Tokens of a launched step, [rows, 1], and the logprobs that were asked for."""
+        out = np.full((handle.rows, 1), NO_TOKEN, np.int64)
+        if handle.tokens is not None:
+            out[handle.sampled, 0] = handle.tokens.cpu().numpy()
+        found = [h if h is None else h.fetch() for h in (handle.logprobs, handle.prompt_logprobs)]
+        return StepResult(out, *found)
 
 
 def load_torch_runner(

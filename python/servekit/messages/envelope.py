@@ -333,6 +333,18 @@ def route_of(rid: int) -> tuple[int, int]:
     return rid >> (_EPOCH_BITS + _COUNTER_BITS), (rid >> _COUNTER_BITS) & 0xFFF
 
 
+def party_of_worker(worker: int) -> int:
+    """Number of an HTTP worker among those that answer control messages: ranks count from 0, control is -1."""
+    return -2 - worker
+
+
+def party_title(number: int) -> str:
+    """Who answers a control message under that number: `scheduler[dp=0]`, `control` or `http[0]`."""
+    if number >= 0:
+        return f"scheduler[dp={number}]"
+    return "control" if number == -1 else f"http[{-2 - number}]"
+
+
 def http_worker_ipc(worker: int, epoch: int) -> str:
     """File name, in the run directory, of the socket on which a worker receives."""
     return f"w{worker}-{epoch}.ipc"

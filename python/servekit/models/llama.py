@@ -222,11 +222,19 @@ class Llama(nn.Module):  # type: ignore[misc]
         Returns:
             [sampled, vocabulary] float32.
         """
+        return self.logits(self.states(ids, positions, attention)[last])
+
+    def states(self, ids: torch.Tensor, positions: torch.Tensor, attention: Attention) -> torch.Tensor:
+        """A step's tokens behind the last layer, [tokens, hidden]; arguments as of `forward`."""
         x = F.embedding(ids, self.embedding)
         rope = self.rope.table(positions)
         for layer in self.layers:
             x = layer(x, rope, attention)
-        logits: torch.Tensor = self.head(self.norm(x[last])).float()
+        return x
+
+    def logits(self, states: torch.Tensor) -> torch.Tensor:
+        """Logits of some states, [n, vocabulary] float32."""
+        logits: torch.Tensor = self.head(self.norm(states)).float()
         return logits
 
     @staticmethod

@@ -50,8 +50,7 @@ pub fn run(mut data: &[u8]) {
             }
         } else {
             match from_rank(frames) {
-                FromRank::Event(event) => core.handle(event, now, &mut actions),
-                FromRank::Reply { from, id, .. } => core.handle(Event::Reply { from, id }, now, &mut actions),
+                FromRank::Event(event) => core.handle(*event, now, &mut actions),
                 FromRank::Batch { from, last_dispatch, load, rows } => {
                     let rows: Result<&dyn Rows, String> = match &rows {
                         Ok(Some(batch)) => Ok(&**batch),

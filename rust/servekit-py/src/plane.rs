@@ -126,4 +126,10 @@ impl ControlPlane {
         let line = py.detach(|| self.0.next_log(timeout));
         Ok(line.map(|line| (line.level as u8, line.target, line.message)))
     }
+
+    /// Least level that the threads write, as in `logging`; 0 until a control message has set one.
+    #[getter]
+    fn log_level(&self) -> u8 {
+        self.0.log_level()
+    }
 }

@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
-from servekit.http.routes import chat, completions, debug, health, models, server_info, tokenize
+from servekit.http.routes import (
+    chat,
+    completions,
+    debug,
+    embeddings,
+    generate,
+    health,
+    model_info,
+    models,
+    server_info,
+    tokenize,
+)
 
 ROUTERS = (
     chat.router,
     completions.router,
+    embeddings.router,
+    generate.router,
     models.router,
     tokenize.router,
     health.router,
     server_info.router,
+    model_info.router,
     debug.router,
 )

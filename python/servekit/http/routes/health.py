@@ -1,4 +1,4 @@
-"""`GET /health` says whether the server is alive, `GET /ready` whether it would take a request now."""
+"""`GET /health`, alias `/ping`, says whether the server is alive, `GET /ready` whether it would take a request now."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ router = APIRouter()
 
 
 @router.get("/health")
+@router.get("/ping")
 async def health(request: Request) -> Response:
     """200 once the server has been ready, as long as its control process is heard and one rank lives."""
     manager = manager_of(request)

@@ -328,6 +328,11 @@ impl Plane {
         self.lines.next(timeout)
     }
 
+    /// Least level that the threads write, in the numbers of [`crate::log::Level`]; 0 until a control message sets one.
+    pub fn log_level(&self) -> u8 {
+        self.lines.level()
+    }
+
     /// Ends all threads, waiting up to `timeout`; returns whether they have ended. A second call is no error.
     pub fn stop(&self, timeout: Duration) -> bool {
         let deadline = Instant::now() + timeout;

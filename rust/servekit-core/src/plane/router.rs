@@ -75,7 +75,6 @@ pub(super) struct Router {
 #[derive(Default)]
 struct AtHand {
     batch: Option<(u16, Arc<ScannedBatch>)>,
-    reply: Option<Frames>,
 }
 
 /// Binds a socket that receives from many peers.
@@ -166,10 +165,7 @@ impl Router {
         for _ in 0..TURN {
             let Some(frames) = receive(&self.egress)? else { break };
             match frames::from_rank(frames) {
-                FromRank::Event(event) => self.handle(event, AtHand::default())?,
-                FromRank::Reply { from, id, frames } => {
-                    self.handle(Event::Reply { from, id }, AtHand { reply: Some(frames), batch: None })?;
-                }
+                FromRank::Event(event) => self.handle(*event, AtHand::default())?,
                 FromRank::Batch { from, last_dispatch, load, rows } => {
                     let batch = rows.as_ref().ok().and_then(Clone::clone).map(|batch| (from.number, batch));
                     let rows: Result<&dyn Rows, String> = match &rows {
@@ -177,7 +173,7 @@ impl Router {
                         Ok(None) => Ok(&NoRows),
                         Err(reason) => Err(reason.clone()),
                     };
-                    self.handle(Event::Batch { from, last_dispatch, load, rows }, AtHand { batch, reply: None })?;
+                    self.handle(Event::Batch { from, last_dispatch, load, rows }, AtHand { batch })?;
                 }
             }
         }
@@ -227,16 +223,22 @@ impl Router {
                 let body = vec![Message::from(frames::abort_body(rid))];
                 self.ranks.message(rank, frames::abort(epoch, rid), body, receiver_epoch)?;
             }
-            Action::Control { ranks, frame } => {
+            Action::Control { ranks, workers, frame } => {
                 for (rank, receiver_epoch) in ranks {
                     let mut parts = frame.iter().map(|part| part.to_vec());
                     let envelope = parts.next().unwrap_or_default();
                     self.ranks.message(rank, envelope, parts.map(Message::from).collect(), receiver_epoch)?;
                 }
+                for route in workers {
+                    let mut parts = frame.iter().map(|part| part.to_vec());
+                    let envelope = parts.next().unwrap_or_default();
+                    self.to_fanout(FanoutTask::Single { route, envelope, rest: parts.map(Message::from).collect() });
+                }
             }
-            Action::Answer { id, asked, state } => {
+            Action::SetLogLevel(level) => self.log.set_level(level),
+            Action::Answer { id, refusal, asked, state } => {
                 let data = if state { self.state() } else { String::new() };
-                let (envelope, body) = frames::answer(epoch, id, &asked, data.as_bytes());
+                let (envelope, body) = frames::answer(epoch, id, refusal.as_deref(), &asked, data.as_bytes());
                 self.to_fanout(FanoutTask::Single { route: id.route(), envelope, rest: vec![Message::from(body)] });
             }
             Action::Deliver => {
@@ -247,8 +249,8 @@ impl Router {
                     }
                 }
             }
-            Action::Forward { id } => {
-                let mut frames = at_hand.reply.take().unwrap_or_default().into_iter();
+            Action::Forward { id, frame } => {
+                let mut frames = frame.into_iter();
                 if let Some(envelope) = frames.next() {
                     let (envelope, rest) = (envelope.to_vec(), frames.collect());
                     self.to_fanout(FanoutTask::Single { route: id.route(), envelope, rest });

@@ -72,10 +72,14 @@ impl World {
             }
             Verdict::Take => {}
         }
-        if let Down::Text(body) = message {
-            for row in bodies::text_rows(&body).into_iter().filter(|row| row.ended) {
-                self.workers[number].live.remove(&row.rid);
+        match message {
+            Down::Text(body) => {
+                for row in bodies::text_rows(&body).into_iter().filter(|row| row.ended) {
+                    self.workers[number].live.remove(&row.rid);
+                }
             }
+            Down::Ask(id) => self.send_up(Side::Worker, number, Up::Reply(id)),
+            _ => {}
         }
     }
 

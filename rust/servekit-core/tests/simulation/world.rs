@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use servekit_core::detok::{Shard, ShardOutput, shard_of};
 use servekit_core::dispatch::LoadBalanceMethod;
-use servekit_core::router::{Action, Core, CoreConfig, Event, Peer, Request, Rows, Side};
+use servekit_core::log::Level;
+use servekit_core::router::{Action, Ask, Core, CoreConfig, Event, Peer, Request, Rows, Side};
 use servekit_core::wire::{Load, Rid, Route, ScannedBatch};
 
 use super::bodies::{VOCABULARY, text_rows};
@@ -366,8 +367,11 @@ impl World {
             Up::Hello => self.tell(Event::Hello { side, from, schema: SCHEMA, name: "simulated".to_owned() }, None),
             Up::Request(request) => self.tell(Event::Request { from, request }, None),
             Up::Abort(rid) => self.tell(Event::Abort { from, rid }, None),
-            Up::Ask(id) => self.tell(Event::Control { from, id, state: true, frame: id.0 }, None),
-            Up::Reply(id) => self.tell(Event::Reply { from, id }, None),
+            Up::Ask(id) => {
+                let ask = if id.0 % 2 == 0 { Ask::State } else { Ask::LogLevel(Level::Info) };
+                self.tell(Event::Control { from, id, ask, frame: id.0 }, None);
+            }
+            Up::Reply(id) => self.tell(Event::Reply { side, from, id, frame: id.0 }, None),
             Up::Mask(active) => self.tell(Event::ActiveRanks { from, active }, None),
             Up::Batch { last_dispatch, load, body } => {
                 let rows: &dyn Rows = match &body {
@@ -420,10 +424,11 @@ impl World {
                 self.send_to_rank(rank, receiver_epoch, Down::Request { rid, dispatch });
             }
             Action::Abort { rid, rank, receiver_epoch } => self.send_to_rank(rank, receiver_epoch, Down::Abort(rid)),
-            Action::Control { ranks, frame } => {
+            Action::Control { ranks, workers, frame } => {
+                workers.into_iter().for_each(|route| self.send_to_worker(route, Down::Ask(Rid(frame))));
                 ranks.into_iter().for_each(|(rank, epoch)| self.send_to_rank(rank, epoch, Down::Ask(Rid(frame))));
             }
-            Action::Answer { id, .. } | Action::Forward { id } => self.send_to_worker(id.route(), Down::Answer),
+            Action::Answer { id, .. } | Action::Forward { id, .. } => self.send_to_worker(id.route(), Down::Answer),
             Action::Deliver => {
                 let (rank, batch) = batch.expect("a batch to deliver");
                 for shard in &mut self.shards {
@@ -440,7 +445,7 @@ impl World {
                 self.greeted.insert(route, (receiver_epoch, 0));
                 self.send_to_worker(route, Down::Hello);
             }
-            Action::Acknowledge { .. } | Action::ForgetRank { .. } | Action::Log(..) => {}
+            Action::Acknowledge { .. } | Action::SetLogLevel(_) | Action::ForgetRank { .. } | Action::Log(..) => {}
             Action::ForgetWorker { worker } => self.greeted.retain(|route, _| usize::from(route.worker) != worker),
             Action::Fatal(reason) => panic!("fatal: {reason}"),
         }

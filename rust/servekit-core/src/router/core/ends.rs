@@ -11,12 +11,14 @@ impl<F> Core<F> {
         let place = self.table.remove(&rid)?;
         match &place {
             Place::Waiting { request, .. } => {
+                self.leave_room(rid, request.room);
                 self.waiting.retain(|waiting| *waiting != rid);
                 if let Some(group) = &request.group {
                     self.groups.settle(rid, group, None);
                 }
             }
-            Place::Rank { rank, dispatch, .. } => {
+            Place::Rank { rank, dispatch, room, .. } => {
+                self.leave_room(rid, *room);
                 self.budget.release(*rank, *dispatch);
                 self.ranks[*rank].in_flight = self.ranks[*rank].in_flight.saturating_sub(1);
             }

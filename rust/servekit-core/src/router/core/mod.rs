@@ -4,6 +4,7 @@
 //! left it had exactly one `Fail`, or a finished row of its rank; each booked dispatch belongs to a request in the table
 //! or is covered by its rank's next report.
 
+mod control;
 mod ends;
 mod links;
 mod peers;
@@ -43,7 +44,7 @@ pub struct CoreConfig {
 #[derive(Debug)]
 enum Place<F> {
     Waiting { since: Nanos, request: Box<Request<F>> },
-    Rank { rank: usize, dispatch: u64, aborted: bool },
+    Rank { rank: usize, dispatch: u64, aborted: bool, room: Option<u64> },
 }
 
 /// One rank, beside its budget.
@@ -80,6 +81,8 @@ pub struct Core<F> {
     rank_links: Vec<Link>,
     worker_links: Vec<Link>,
     table: HashMap<Rid, Place<F>>,
+    /// Bootstrap rooms of the requests in the table.
+    rooms: HashMap<u64, Rid>,
     waiting: VecDeque<Rid>,
     groups: Groups,
     counters: Counters,
@@ -117,6 +120,7 @@ impl<F> Core<F> {
             rank_links: config.rank_epochs.iter().copied().map(Link::new).collect(),
             worker_links: config.worker_epochs.iter().copied().map(Link::new).collect(),
             table: HashMap::new(),
+            rooms: HashMap::new(),
             waiting: VecDeque::new(),
             groups: Groups::default(),
             counters: Counters::default(),
@@ -138,14 +142,14 @@ impl<F> Core<F> {
                     actions.push(Action::Acknowledge { route, number });
                 }
             }
-            Event::Control { from, id, state, frame } => self.control(from, id, state, frame, actions),
+            Event::Control { from, id, ask, frame } => self.control(from, id, ask, frame, actions),
             Event::Batch { from, last_dispatch, load, rows } => {
                 self.batch(from, last_dispatch, load, rows, now, actions);
             }
-            Event::Reply { from, id } => {
-                if self.admit(Side::Rank, from, actions) {
+            Event::Reply { side, from, id, frame } => {
+                if self.admit(side, from, actions) {
                     self.counters.replies += 1;
-                    actions.push(Action::Forward { id });
+                    actions.push(Action::Forward { id, frame });
                 }
             }
             Event::ActiveRanks { from, active } => {
@@ -211,6 +215,11 @@ impl<F> Core<F> {
     /// Groups of which members are still to come.
     pub fn open_groups(&self) -> usize {
         self.groups.len()
+    }
+
+    /// Bootstrap rooms that a request is in.
+    pub fn rooms(&self) -> usize {
+        self.rooms.len()
     }
 
     /// What was counted.

@@ -5,7 +5,7 @@ use super::super::groups::life;
 use super::{Actions, Core, at_rank, life_of};
 use crate::dispatch::Report;
 use crate::log::Level;
-use crate::wire::{Load, Rid, Route};
+use crate::wire::{Load, Route};
 
 impl<F> Core<F> {
     pub(super) fn batch(
@@ -131,17 +131,5 @@ impl<F> Core<F> {
         let life_number = life_of(usize::from(route.worker), u32::from(route.epoch));
         let refusal = (503, "the HTTP worker reads too slowly".to_owned());
         self.fail_where(&refusal, actions, |rid, _| life(rid) == life_number);
-    }
-
-    pub(super) fn control(&mut self, from: Peer, id: Rid, state: bool, frame: F, actions: &mut Actions<F>) {
-        if !self.admit(Side::Worker, from, actions) || !self.own_id(from, id, actions) {
-            return;
-        }
-        self.counters.control += 1;
-        let asked: Vec<usize> = (0..self.ranks.len()).filter(|&rank| self.budget.ranks()[rank].active()).collect();
-        let ranks = asked.iter().map(|&rank| (rank, self.ranks[rank].epoch)).collect();
-        // The answer that names the ranks goes first, so that theirs are expected.
-        actions.push(Action::Answer { id, asked, state });
-        actions.push(Action::Control { ranks, frame });
     }
 }

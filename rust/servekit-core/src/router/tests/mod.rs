@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use super::*;
 use crate::dispatch::LoadBalanceMethod;
+use crate::log::Level;
 use crate::wire::{Group, Load, Rid, Route, TextOptions};
 
 const SECOND: Nanos = 1_000_000_000;
@@ -176,6 +177,7 @@ impl World {
     /// Nothing is left: no entry, no wait, no group, no charge.
     fn assert_empty(&self) {
         assert_eq!((self.core.in_flight(), self.core.waiting(), self.core.open_groups()), (0, 0, 0));
+        assert_eq!(self.core.rooms(), 0);
         for (budget, view) in self.core.budget().ranks().iter().zip(self.core.ranks()) {
             assert_eq!((budget.requests(), budget.tokens(), view.in_flight), (0, 0, 0));
         }

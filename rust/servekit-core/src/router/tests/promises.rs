@@ -90,7 +90,7 @@ fn nobody_aborts_a_request_of_another_worker() {
     assert!(world.aborts.is_empty());
     let forged = Rid::mint(0, 1, 77);
     let from = world.peer(Side::Worker, 1);
-    let control = world.handle(Event::Control { from, id: forged, state: false, frame: 0 });
+    let control = world.handle(Event::Control { from, id: forged, ask: Ask::Ranks, frame: 0 });
     assert!(!control.iter().any(|action| matches!(action, Action::Control { .. })));
     assert_eq!(world.core.counters().forged, 2);
 }
@@ -369,20 +369,55 @@ fn control_messages_go_to_active_ranks_and_unknown_ones_nowhere() {
     let mut world = World::ready(config(3, 1));
     world.rank_state(1, false);
     let (id, from) = (world.mint(0), world.peer(Side::Worker, 0));
-    let actions = world.handle(Event::Control { from, id, state: true, frame: 5 });
+    let actions = world.handle(Event::Control { from, id, ask: Ask::State, frame: 5 });
     assert_eq!(
         actions,
         [
-            Action::Answer { id, asked: vec![0, 2], state: true },
-            Action::Control { ranks: vec![(0, 1), (2, 1)], frame: 5 }
+            Action::Answer { id, refusal: None, asked: vec![0, 2], state: true },
+            Action::Control { ranks: vec![(0, 1), (2, 1)], workers: vec![], frame: 5 }
         ]
     );
     let from = world.peer(Side::Rank, 2);
-    assert_eq!(world.handle(Event::Reply { from, id }), [Action::Forward { id }]);
+    let reply = Event::Reply { side: Side::Rank, from, id, frame: 6 };
+    assert_eq!(world.handle(reply), [Action::Forward { id, frame: 6 }]);
+    let from = world.peer(Side::Worker, 0);
+    let actions = world.handle(Event::Control { from, id, ask: Ask::Unknown(80), frame: 7 });
+    let [Action::Log(..), Action::Answer { refusal: Some(why), asked, .. }] = &actions[..] else {
+        panic!("{actions:?}")
+    };
+    assert!(why.contains("kind 80") && asked.is_empty(), "refused, not broadcast");
     let first = world.handle(Event::Unknown { side: Side::Worker, number: 0, kind: 80 });
     let second = world.handle(Event::Unknown { side: Side::Worker, number: 0, kind: 80 });
-    assert!(matches!(first[..], [Action::Log(..)]) && second.is_empty(), "logged once per peer");
-    assert_eq!(world.core.counters().unknown, 2);
+    assert!(first.is_empty() && second.is_empty(), "logged once per peer");
+    assert_eq!(world.core.counters().unknown, 3);
+}
+
+#[test]
+fn a_log_level_reaches_the_workers_too() {
+    let mut world = World::ready(config(1, 3));
+    world.handle(Event::WorkerDown { worker: 1, epoch: None });
+    let (id, from) = (world.mint(0), world.peer(Side::Worker, 0));
+    let actions = world.handle(Event::Control { from, id, ask: Ask::LogLevel(Level::Debug), frame: 5 });
+    let workers = [0, 2].map(|worker| Route { worker, epoch: 1 }).to_vec();
+    assert_eq!(
+        actions,
+        [
+            Action::SetLogLevel(Level::Debug),
+            Action::Answer { id, refusal: None, asked: vec![0, -2, -4], state: false },
+            Action::Control { ranks: vec![(0, 1)], workers, frame: 5 }
+        ]
+    );
+    let from = world.peer(Side::Worker, 2);
+    let reply = Event::Reply { side: Side::Worker, from, id, frame: 6 };
+    assert_eq!(world.handle(reply), [Action::Forward { id, frame: 6 }]);
+}
+
+#[test]
+fn what_can_not_be_obeyed_is_refused() {
+    let mut world = World::ready(config(1, 1));
+    let (id, from) = (world.mint(0), world.peer(Side::Worker, 0));
+    let actions = world.handle(Event::Control { from, id, ask: Ask::Refused("no level".to_owned()), frame: 5 });
+    assert_eq!(actions, [Action::Answer { id, refusal: Some("no level".to_owned()), asked: vec![], state: false }]);
 }
 
 #[test]
@@ -422,5 +457,26 @@ fn a_draining_router_finishes_and_takes_nothing() {
     let late = world.request();
     assert_eq!((world.status(rid), world.status(late)), (None, Some(503)));
     world.step(0, &[(rid, true)]);
+    world.assert_empty();
+}
+
+#[test]
+fn a_bootstrap_room_is_for_one_request_at_a_time() {
+    let mut world = World::ready(config(2, 1));
+    let first = world.request_with(|request| request.room = Some(5));
+    let second = world.request_with(|request| request.room = Some(5));
+    let other = world.request_with(|request| request.room = Some(6));
+    assert_eq!(world.failed[&second].0, 400);
+    assert!(world.failed[&second].1.contains("room 5"));
+    let third = world.request_with(|request| request.room = Some(5));
+    assert!(world.failed.contains_key(&third), "the refusal has not emptied the room");
+    for rid in [first, other] {
+        let rank = world.sent[&rid].0 as u16;
+        world.step(rank, &[(rid, true)]);
+    }
+    let fourth = world.request_with(|request| request.room = Some(5));
+    assert!(world.sent.contains_key(&fourth));
+    world.abort(fourth);
+    world.step(world.sent[&fourth].0 as u16, &[(fourth, true)]);
     world.assert_empty();
 }
