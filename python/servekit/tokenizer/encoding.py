@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import asyncio
+import functools
 import os
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from servekit.config.model_info import ModelInfo
+from servekit.tokenizer.pieces import TokenPieces
 from servekit.tokenizer.refusal import too_long
 
 LONG_TEXT = 20_000
@@ -64,6 +66,11 @@ class TextEncoder:
         text: str = self._tokenizer.decode_batch([ids], skip_special_tokens=skip_special_tokens)[0]
         return text
 
+    @functools.cached_property
+    def pieces(self) -> TokenPieces:
+        """Bytes of each token."""
+        return TokenPieces(self._tokenizer)
+
     async def run(self, texts_length: int, function: Any, *args: Any) -> Any:
         """The function's result, computed off the event loop if the texts in it are long."""
         if texts_length <= LONG_TEXT:
@@ -98,5 +105,12 @@ def pack_ids(ids: list[int]) -> bytes:
 def unpack_ids(data: bytes) -> list[int]:
     """Inverse of `pack_ids`."""
     packed = array.array("I")
+    packed.frombytes(data)
+    return packed.tolist()
+
+
+def unpack_floats(data: bytes) -> list[float]:
+    """Little-endian f32, as vectors and logprobs travel."""
+    packed = array.array("f")
     packed.frombytes(data)
     return packed.tolist()

@@ -10,6 +10,7 @@ mod process;
 mod report;
 mod router;
 mod split;
+mod sse;
 mod state_page;
 mod wire;
 
@@ -50,6 +51,8 @@ mod _core {
     use crate::split::{
         extract_field_by_index, handle_output_by_index, merge_batches, split_batch, split_batch_by_name,
     };
+    #[pymodule_export]
+    use crate::sse::{TextStreams, escape_json};
     #[pymodule_export]
     use crate::state_page::StatePage;
     #[pymodule_export]

@@ -3,7 +3,7 @@
 use crate::split::{write_column, write_head};
 use crate::wire::columns::batch_str as columns;
 use crate::wire::msgpack::{Sink, write_array, write_int, write_nil, write_str, write_uint};
-use crate::wire::{Cells, Pack, Rid, Route, ScannedBatch};
+use crate::wire::{Cells, Kind, Pack, Rid, Route, ScannedBatch};
 
 use super::carried::{Layout, write_nothing};
 use super::request::{Release, Seen};
@@ -13,9 +13,11 @@ use super::request::{Release, Seen};
 pub struct WorkerFrame {
     /// Whose it is.
     pub route: Route,
+    /// `BatchStr`; of a batch that passed the shard unchanged, its own kind.
+    pub kind: Kind,
     /// Rows in it.
     pub rows: u32,
-    /// `BatchStrOutput`; of a batch that passed the shard unchanged, its own kind.
+    /// A batch of that kind.
     pub body: Vec<u8>,
 }
 
@@ -202,6 +204,6 @@ impl Rows {
                 },
             }
         }
-        WorkerFrame { route: self.route, rows: count as u32, body: out.into_vec() }
+        WorkerFrame { route: self.route, kind: Kind::BatchStr, rows: count as u32, body: out.into_vec() }
     }
 }
