@@ -347,32 +347,37 @@ class TextStreams:
     """
 
     def __new__(cls) -> TextStreams: ...
-    def open(self, rid: int, before: bytes, after: bytes, chunked: bool, sink: Any) -> None:
+    def open(self, rid: int, before: bytes, after: bytes, chunked: bool, sink: Any, tokens: int, at: float) -> None:
         """Begin to render the rows of a request; one that was open is replaced.
 
         Args:
             before, after: the event around the JSON string of the text.
             chunked: make each event an HTTP chunk.
             sink: returned with the request's events.
+            tokens, at: tokens so far, and when the last of them came by the clock of `render`.
         """
 
-    def close(self, rid: int) -> int | None:
+    def close(self, rid: int) -> tuple[int, float] | None:
         """Leave a request's rows alone again.
 
         Returns:
-            Tokens that its rows reported last, 0 if none did; None if it is not open.
+            Tokens of the request so far, and when the last of them came; None if it is not open.
         """
 
     def tokens(self, rid: int) -> int | None:
-        """Tokens that a request's rows reported last; None if it is not open."""
+        """Tokens of a request so far; None if it is not open."""
 
-    def render(self, body: bytes) -> tuple[list[tuple[Any, bytes]], bytes | None]:
-        """Make events of a batch.
+    def render(self, body: bytes, now: float) -> tuple[list[tuple[Any, bytes]], bytes | None, int, list[tuple[float, int]]]:
+        """Make events of the rows of open requests that are not their last.
+
+        Args:
+            now: seconds of a clock of the caller's.
 
         Returns:
-            Sinks with what is to be written, in the order of the rows; rows without text write nothing. And the batch
-            of all other rows, None if there are none: those of requests that are not open, and last rows, with which
-            a request is closed here.
+            Sinks with what is to be written, in the order of the rows; rows without text write nothing.
+            The batch of all other rows, None if there are none.
+            Tokens that the rows bring.
+            When the rows before them came, each time with the number of streams of which it is true.
 
         Raises:
             MalformedError: the bytes are no such batch, or an open request's text is missing or no UTF-8.

@@ -27,7 +27,7 @@ from servekit.tokenizer.ask import Ask, messages_of, plan
 from servekit.tokenizer.control_messages import Answers, ControlMessages
 from servekit.tokenizer.embedding import embedding_messages_of, plan_embeddings, vectors_of
 from servekit.tokenizer.encoding import TextEncoder
-from servekit.tokenizer.meter import Meter
+from servekit.tokenizer.meter import Meter, Step
 from servekit.tokenizer.refusal import Refusal
 from servekit.tokenizer.state import Choice, Job, Prompt
 from servekit.transport.dispatcher import TypeBasedDispatcher
@@ -225,15 +225,20 @@ class TokenizerManager:
             chunked: make each event an HTTP chunk.
             sink: must not block or raise.
         """
-        self._direct.open(choice.rid, before, after, chunked, sink)
+        at, tokens = choice.piece_at, choice.completion_tokens
+        self._direct.open(choice.rid, before, after, chunked, sink, tokens, at)
         choice.direct = True
 
     def take_over(self, job: Job) -> None:
         """All that comes for a job goes to the job again."""
         for choice in job.choices:
             if choice.direct:
-                choice.direct = False
-                choice.completion_tokens = self._direct.close(choice.rid) or choice.completion_tokens
+                self._take_back(choice)
+
+    def _take_back(self, choice: Choice) -> None:
+        choice.direct = False
+        if (progress := self._direct.close(choice.rid)) is not None:
+            choice.completion_tokens, choice.piece_at = progress
 
     def leave(self, job: Job) -> None:
         """A job's client is gone."""
@@ -241,17 +246,19 @@ class TokenizerManager:
         job.leave()
 
     def _take_batch(self, envelope: Envelope, frames: Sequence[bytes]) -> None:
+        step = self.meter.step()
         try:
-            events, left = self._direct.render(frames[0])
+            events, left, tokens, since = self._direct.render(frames[0], step.now)
         except MalformedError as error:
             self._count_malformed(error)
             return
         for sink, data in events:
             sink(data)
+        step.past(envelope.rank, tokens, since)
         if left is not None and (batch := self._decode(self._batch, left)) is not None:
-            self._take_rows(envelope, batch)
+            self._take_rows(envelope, batch, step)
 
-    def _take_rows(self, envelope: Envelope, batch: BatchStrOutput) -> None:
+    def _take_rows(self, envelope: Envelope, batch: BatchStrOutput, step: Step) -> None:
         none = [None] * len(batch.rids)
         texts, ids = batch.output_strs or none, batch.output_ids or none
         finishes, prompts = batch.finished_reasons or none, batch.prompt_tokens or none
@@ -261,7 +268,6 @@ class TokenizerManager:
             batch.dp_ranks or none,
         )
         waits = (batch.time_stats or {}).get(QUEUE_TIME) or none
-        step = self.meter.step()
         rows = zip(batch.rids, texts, ids, finishes, prompts, completions, cached, ranks, waits, strict=True)
         for row, (rid, text, row_ids, finish, prompt_tokens, completion_tokens, cached_tokens, rank, wait) in enumerate(
             rows
@@ -270,6 +276,9 @@ class TokenizerManager:
             if entry is None:
                 continue
             job, choice = entry
+            if choice.direct:
+                # Its last row.
+                self._take_back(choice)
             before = choice.completion_tokens
             if prompt_tokens:
                 choice.prompt_tokens = prompt_tokens
@@ -286,7 +295,6 @@ class TokenizerManager:
             step.row(job, choice, finish, choice.completion_tokens - before, wait)
             if finish is not None:
                 del self._live[rid]
-                choice.direct = False
             kept = job.put(choice, text or "", row_ids or b"", finish)
             if finish is not None:
                 step.end(job, finish)

@@ -55,15 +55,18 @@ class Meter:
 class Step:
     """The rows of one message, written to the page by `close`.
 
+    Attributes:
+        now: seconds of the monotonic clock.
+
     Streams that move together had their last piece at one moment, so a run of rows has one gap.
     """
 
-    __slots__ = ("_cached", "_generated", "_now", "_page", "_prompt", "_rank", "_run", "_since", "_worker")
+    __slots__ = ("_cached", "_generated", "_page", "_prompt", "_rank", "_run", "_since", "_worker", "now")
 
     def __init__(self, page: StatePage, worker: int) -> None:
         self._page = page
         self._worker = worker
-        self._now = time.monotonic()
+        self.now = time.monotonic()
         self._rank = -1
         self._prompt = self._cached = self._generated = 0
         self._since = 0.0
@@ -90,26 +93,26 @@ class Step:
         else:
             self._write_gaps()
             self._since, self._run = choice.piece_at, 1
-        choice.piece_at = self._now
+        choice.piece_at = self.now
 
-    def past(self, rank: int, generated: int, gaps: Iterable[tuple[float, int]]) -> None:
+    def past(self, rank: int, generated: int, since: Iterable[tuple[float, int]]) -> None:
         """Rows that went past their jobs.
 
         Args:
             rank: which made them.
             generated: tokens of all of them beyond those of the rows before.
-            gaps: seconds since the piece before, and of how many streams that is true.
+            since: when the pieces before them came, each time with the number of streams of which it is true.
         """
         if generated:
             self._page.count_tokens(self._worker, rank, 0, 0, generated)
-        for seconds, streams in gaps:
-            self._page.observe(self._worker, "gap", seconds, streams)
+        for at, streams in since:
+            self._page.observe(self._worker, "gap", self.now - at, streams)
 
     def end(self, job: Job, finish: FinishReason) -> None:
         """A choice has come to its end, which `job.put` knows by now."""
         self._page.worker_add(self._worker, _ENDS.get(finish.type, "failed"), 1)
         if job.live == 0:
-            self._page.observe(self._worker, "end_to_end", self._now - job.began)
+            self._page.observe(self._worker, "end_to_end", self.now - job.began)
 
     def close(self) -> None:
         """The message has no more rows."""
@@ -125,13 +128,13 @@ class Step:
             self._prompt += choice.prompt_tokens
             self._cached += choice.cached_tokens
         if job.streamed:
-            self._page.observe(self._worker, "first_token", self._now - job.began)
+            self._page.observe(self._worker, "first_token", self.now - job.began)
         if queue_s is not None:
             self._page.observe(self._worker, "queue", queue_s)
 
     def _write_gaps(self) -> None:
         if self._run:
-            self._page.observe(self._worker, "gap", self._now - self._since, self._run)
+            self._page.observe(self._worker, "gap", self.now - self._since, self._run)
             self._run = 0
 
     def _write_tokens(self) -> None:

@@ -9,8 +9,8 @@ use servekit_core::sse;
 use crate::errors::Error;
 use crate::split::scan;
 
-/// What `render` returns: sinks with their events, and the batch of the rows that are left.
-type Rendered<'py> = (Bound<'py, PyList>, Option<Bound<'py, PyBytes>>);
+/// What `render` returns: sinks with their events; the batch of the rows that are left; tokens; times of the rows before.
+type Rendered<'py> = (Bound<'py, PyList>, Option<Bound<'py, PyBytes>>, u64, Vec<(f64, u64)>);
 
 /// Streams whose events differ in their text alone.
 #[pyclass(frozen, module = "servekit._core")]
@@ -26,30 +26,32 @@ impl TextStreams {
     }
 
     /// Begin to render the rows of a request.
-    fn open(&self, rid: u64, before: &[u8], after: &[u8], chunked: bool, sink: Py<PyAny>) {
-        self.streams.lock().open(rid, sse::Template::new(before, after, chunked), sink);
+    #[expect(clippy::too_many_arguments, reason = "one call for each stream, positional in Python")]
+    fn open(&self, rid: u64, before: &[u8], after: &[u8], chunked: bool, sink: Py<PyAny>, tokens: u64, at: f64) {
+        let template = sse::Template::new(before, after, chunked);
+        self.streams.lock().open(rid, template, sink, sse::Progress { tokens, at });
     }
 
-    /// Leave a request's rows alone again; tokens that its rows reported last.
-    fn close(&self, rid: u64) -> Option<u64> {
-        self.streams.lock().close(rid)
+    /// Leave a request's rows alone again; tokens and time of its last row.
+    fn close(&self, rid: u64) -> Option<(u64, f64)> {
+        self.streams.lock().close(rid).map(|progress| (progress.tokens, progress.at))
     }
 
-    /// Tokens that a request's rows reported last.
+    /// Tokens of a request so far.
     fn tokens(&self, rid: u64) -> Option<u64> {
-        self.streams.lock().tokens(rid)
+        self.streams.lock().progress(rid).map(|progress| progress.tokens)
     }
 
     /// Make events of a batch. The GIL is kept: what takes time is to make Python's objects.
-    fn render<'py>(&self, py: Python<'py>, body: PyBackedBytes) -> PyResult<Rendered<'py>> {
+    fn render<'py>(&self, py: Python<'py>, body: PyBackedBytes, now: f64) -> PyResult<Rendered<'py>> {
         let batch = scan(body)?;
         let mut written = Vec::with_capacity(batch.rows());
-        let left = self
+        let (sums, left) = self
             .streams
             .lock()
-            .render(&batch, |sink, event| written.push((sink.clone_ref(py), PyBytes::new(py, event))))
+            .render(&batch, now, |sink, event| written.push((sink.clone_ref(py), PyBytes::new(py, event))))
             .map_err(Error::from)?;
-        Ok((PyList::new(py, written)?, left.map(|left| PyBytes::new(py, &left))))
+        Ok((PyList::new(py, written)?, left.map(|left| PyBytes::new(py, &left)), sums.tokens, sums.since))
     }
 
     fn __len__(&self) -> usize {
