@@ -10,6 +10,7 @@ __all__ = [
     "DataParallelController",
     "Detokenizer",
     "DispatchError",
+    "Encoder",
     "LoadBalanceMethod",
     "MalformedError",
     "MultiTokenizerRouter",
@@ -340,6 +341,46 @@ class StatePage:
         """All of it as plain values: `phase`, `ready_once`, `control`, `ranks` and `workers` (one dict each)."""
 
 @final
+class Encoder:
+    """A model's tokenizer for prompts. Ids are those of the library `tokenizers`, for less.
+
+    Texts are split at special tokens, and the ids of such segments are remembered; so are the words of byte-level
+    vocabularies. Threads may encode at the same time.
+    """
+
+    def __new__(cls, tokenizer_file: str | os.PathLike[str], remembered: int) -> Encoder:
+        """Read a `tokenizer.json`; its truncation and padding are ignored.
+
+        Args:
+            remembered: most bytes of segments to remember.
+
+        Raises:
+            ResourceError: there is no such file, or it is no tokenizer.
+        """
+
+    def encode(self, texts: list[str], special: bool) -> list[bytes]:
+        """Ids of each text, as little-endian u32.
+
+        Args:
+            special: add the tokens that the tokenizer wants around a text.
+
+        Raises:
+            SettingError: the model has no token for a part of a text, and none for what it does not know.
+        """
+
+    @property
+    def counts(self) -> tuple[int, int, int, int, int]:
+        """Texts looked up, those of which a part was known, tokens of all, tokens that were known, bytes held now."""
+
+    @property
+    def knows_words(self) -> bool:
+        """Whether texts are cut into words here, rather than by the library."""
+
+    @property
+    def longest_token(self) -> int:
+        """Characters of the longest token."""
+
+@final
 class TextStreams:
     """Event streams of an HTTP worker whose events differ in their text alone, by request id.
 
@@ -347,37 +388,35 @@ class TextStreams:
     """
 
     def __new__(cls) -> TextStreams: ...
-    def open(self, rid: int, before: bytes, after: bytes, chunked: bool, sink: Any, tokens: int, at: float) -> None:
+    def open(self, rid: int, before: bytes, after: bytes, chunked: bool, sink: Any, tokens: int) -> None:
         """Begin to render the rows of a request; one that was open is replaced.
 
         Args:
             before, after: the event around the JSON string of the text.
             chunked: make each event an HTTP chunk.
             sink: returned with the request's events.
-            tokens, at: tokens so far, and when the last of them came by the clock of `render`.
+            tokens: what its rows reported so far.
         """
 
     def close(self, rid: int) -> tuple[int, float] | None:
         """Leave a request's rows alone again.
 
         Returns:
-            Tokens of the request so far, and when the last of them came; None if it is not open.
+            Tokens that its rows reported last; None if it is not open.
         """
 
     def tokens(self, rid: int) -> int | None:
         """Tokens of a request so far; None if it is not open."""
 
-    def render(self, body: bytes, now: float) -> tuple[list[tuple[Any, bytes]], bytes | None, int, list[tuple[float, int]]]:
-        """Make events of the rows of open requests that are not their last.
-
-        Args:
-            now: seconds of a clock of the caller's.
+    def render(self, body: bytes) -> tuple[list[tuple[Any, bytes]], bytes | None, int, list[tuple[float, int]]]:
+        """Make events of a batch.
 
         Returns:
-            Sinks with what is to be written, in the order of the rows; rows without text write nothing.
-            The batch of all other rows, None if there are none.
-            Tokens that the rows bring.
-            When the rows before them came, each time with the number of streams of which it is true.
+            Sinks with what is to be written, in the order of the rows; rows without text write nothing. And the batch
+            of all other rows, None if there are none: those of requests that are not open, and last rows, with which
+            a request is closed here. Then of all rows of open requests, last ones included: how many tokens they bring
+            beyond those that were reported before; and seconds since a request's row before, each with the number of
+            rows of which it is true.
 
         Raises:
             MalformedError: the bytes are no such batch, or an open request's text is missing or no UTF-8.

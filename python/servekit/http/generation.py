@@ -83,6 +83,7 @@ async def generate(
         opt.check_room(each, args.load_balance_method, rank, uses[key] * each.choices)
         opt.check_stops(each, messages)
     job = manager.admit(messages, messages * (size // _CHARACTERS_PER_TOKEN) // len(options) + messages)
+    job.names = shape.names
     let_go = _watch(request, manager, job)
 
     def close() -> None:

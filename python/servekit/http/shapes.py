@@ -41,6 +41,10 @@ def usage_of(choices: Sequence[Choice]) -> Usage:
 class Shape(Protocol):
     """How a route writes one answer."""
 
+    @property
+    def names(self) -> Sequence[str]:
+        """Ids under which the client knows it."""
+
     def whole(self, job: Job) -> bytes:
         """The answer to a request that is not streamed."""
 
@@ -64,11 +68,15 @@ class Head:
         prefix: of the answer's id.
         kind: the `object` member.
         options: say which usage the client wants in a stream.
+
+    Attributes:
+        id: of the answer.
     """
 
     def __init__(self, prefix: str, kind: str, model: str, options: GenerationOptions) -> None:
+        self.id = f"{prefix}-{os.urandom(12).hex()}"
         self._members = {
-            "id": f"{prefix}-{os.urandom(12).hex()}",
+            "id": self.id,
             "object": kind,
             "created": int(time.time()),
             "model": model,

@@ -128,6 +128,18 @@ class ActiveRanksOutput(msgspec.Struct, array_like=True, tag=True):
     active: list[bool]
 
 
+class AbortRequestsReq(msgspec.Struct, array_like=True, tag=True):
+    """Have every worker end requests with an error.
+
+    Attributes:
+        ids: of responses as clients know them, or of choices as `/debug/state` shows them.
+        everything: end all requests instead.
+    """
+
+    ids: list[str] = []
+    everything: bool = False
+
+
 class ControlReply(msgspec.Struct, array_like=True, tag=True):
     """Answer to a control message; the envelope's rank says who answers: a rank, -1 for the control process itself,
     `party_of_worker` for a worker.

@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import logging
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -20,14 +20,14 @@ from servekit.messages.envelope import (
     mint_rid,
     party_title,
 )
-from servekit.messages.requests import AbortReq, GetStateReq
+from servekit.messages.requests import AbortReq, AbortRequestsReq, ControlReply, GetStateReq
 from servekit.runtime.phase import Phase
 from servekit.tokenizer import options as opt
 from servekit.tokenizer.ask import Ask, messages_of, plan
 from servekit.tokenizer.control_messages import Answers, ControlMessages
 from servekit.tokenizer.embedding import embedding_messages_of, plan_embeddings, vectors_of
 from servekit.tokenizer.encoding import TextEncoder
-from servekit.tokenizer.meter import Meter, Step
+from servekit.tokenizer.meter import UNKNOWN, Meter
 from servekit.tokenizer.refusal import Refusal
 from servekit.tokenizer.state import Choice, Job, Prompt
 from servekit.transport.dispatcher import TypeBasedDispatcher
@@ -88,6 +88,7 @@ class TokenizerManager:
         self._controls = ControlMessages(worker, sender, self._mint)
         self._batch = msgspec.msgpack.Decoder(BatchStrOutput)
         self._embeddings = msgspec.msgpack.Decoder(BatchEmbeddingOutput)
+        self._aborts = msgspec.msgpack.Decoder(AbortRequestsReq)
         self._stopped: Refusal | None = None
         self.dispatcher = TypeBasedDispatcher(
             {
@@ -95,6 +96,7 @@ class TokenizerManager:
                 Kind.BATCH_EMBEDDING: self._take_embeddings,
                 Kind.CONTROL_REPLY: self._controls.take_reply,
                 Kind.SET_LOG_LEVEL: self._controls.take_log_level,
+                Kind.ABORT_REQUESTS: self._take_abort_requests,
             }
         )
 
@@ -225,20 +227,16 @@ class TokenizerManager:
             chunked: make each event an HTTP chunk.
             sink: must not block or raise.
         """
-        at, tokens = choice.piece_at, choice.completion_tokens
-        self._direct.open(choice.rid, before, after, chunked, sink, tokens, at)
+        self._direct.open(choice.rid, before, after, chunked, sink, choice.completion_tokens)
         choice.direct = True
 
     def take_over(self, job: Job) -> None:
         """All that comes for a job goes to the job again."""
         for choice in job.choices:
             if choice.direct:
-                self._take_back(choice)
-
-    def _take_back(self, choice: Choice) -> None:
-        choice.direct = False
-        if (progress := self._direct.close(choice.rid)) is not None:
-            choice.completion_tokens, choice.piece_at = progress
+                choice.direct = False
+                choice.completion_tokens = self._direct.close(choice.rid) or choice.completion_tokens
+                choice.piece_at = UNKNOWN
 
     def leave(self, job: Job) -> None:
         """A job's client is gone."""
@@ -246,19 +244,18 @@ class TokenizerManager:
         job.leave()
 
     def _take_batch(self, envelope: Envelope, frames: Sequence[bytes]) -> None:
-        step = self.meter.step()
         try:
-            events, left, tokens, since = self._direct.render(frames[0], step.now)
+            events, left, generated, gaps = self._direct.render(frames[0])
         except MalformedError as error:
             self._count_malformed(error)
             return
         for sink, data in events:
             sink(data)
-        step.past(envelope.rank, tokens, since)
+        self.meter.past(envelope.rank, generated, gaps)
         if left is not None and (batch := self._decode(self._batch, left)) is not None:
-            self._take_rows(envelope, batch, step)
+            self._take_rows(envelope, batch)
 
-    def _take_rows(self, envelope: Envelope, batch: BatchStrOutput, step: Step) -> None:
+    def _take_rows(self, envelope: Envelope, batch: BatchStrOutput) -> None:
         none = [None] * len(batch.rids)
         texts, ids = batch.output_strs or none, batch.output_ids or none
         finishes, prompts = batch.finished_reasons or none, batch.prompt_tokens or none
@@ -268,6 +265,7 @@ class TokenizerManager:
             batch.dp_ranks or none,
         )
         waits = (batch.time_stats or {}).get(QUEUE_TIME) or none
+        step = self.meter.step()
         rows = zip(batch.rids, texts, ids, finishes, prompts, completions, cached, ranks, waits, strict=True)
         for row, (rid, text, row_ids, finish, prompt_tokens, completion_tokens, cached_tokens, rank, wait) in enumerate(
             rows
@@ -276,9 +274,6 @@ class TokenizerManager:
             if entry is None:
                 continue
             job, choice = entry
-            if choice.direct:
-                # Its last row.
-                self._take_back(choice)
             before = choice.completion_tokens
             if prompt_tokens:
                 choice.prompt_tokens = prompt_tokens
@@ -292,9 +287,11 @@ class TokenizerManager:
                 # How the one token ended says nothing of what the client asked for.
                 choice.completion_tokens, text, row_ids = 0, "", b""
                 finish = FinishReason("length") if finish is not None and finish.type == "stop" else finish
-            step.row(job, choice, finish, choice.completion_tokens - before, wait)
+            if not choice.direct:
+                step.row(job, choice, finish, choice.completion_tokens - before, wait)
             if finish is not None:
                 del self._live[rid]
+                choice.direct = False
             kept = job.put(choice, text or "", row_ids or b"", finish)
             if finish is not None:
                 step.end(job, finish)
@@ -312,6 +309,7 @@ class TokenizerManager:
         vectors = vectors_of(batch)
         finishes = batch.finished_reasons or [None] * len(batch.rids)
         prompts = batch.prompt_tokens or [0] * len(batch.rids)
+        step = self.meter.step()
         for rid, vector, finish, prompt_tokens in zip(batch.rids, vectors, finishes, prompts, strict=True):
             entry = self._live.get(rid)
             if entry is None or finish is None:
@@ -319,10 +317,24 @@ class TokenizerManager:
             job, choice = entry
             choice.prompt_tokens = prompt_tokens or choice.prompt_tokens
             choice.vector = vector
+            choice.dp_rank = envelope.rank
+            step.row(job, choice, finish, 0)
             del self._live[rid]
             if not vector and finish.type == "stop":
                 job.fail(Refusal(500, "the rank sent no vector"))
             job.put(choice, "", b"", finish)
+            step.end(job, finish)
+        step.close()
+
+    def _take_abort_requests(self, envelope: Envelope, frames: Sequence[bytes]) -> None:
+        request = self._decode(self._aborts, frames[0])
+        if request is None:
+            return
+        wanted = set(request.ids)
+        jobs = [job for job in self._jobs if request.everything or not wanted.isdisjoint(_ids_of(job))]
+        for job in jobs:
+            job.fail(Refusal(500, "an operator aborted the request", code="aborted"))
+        self._controls.reply(envelope, ControlReply(True, data=msgspec.json.encode({"aborted": len(jobs)})))
 
     def _decode(self, decoder: Any, body: bytes) -> Any:
         try:
@@ -397,3 +409,10 @@ class TokenizerManager:
                 log.warning("the state of %s is no JSON: %s", party_title(number), error)
                 states[number] = None
         return states
+
+
+def _ids_of(job: Job) -> Iterator[str]:
+    """What a request may be called by: the ids of its answer, and those of its choices on the wire."""
+    yield from job.names
+    for choice in job.choices:
+        yield f"{choice.rid:016x}"

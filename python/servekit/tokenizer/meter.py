@@ -1,7 +1,7 @@
 """What a worker counts and measures of its requests, in its own slot of the state page: `/metrics` reads it there.
 
-Rows that wake a job are metered one by one by a `Step`. Rows whose text goes past the jobs, if any do, are told in sums
-by `Step.past`, once a message.
+Rows that come to a job are metered one by one by a `Step`. Those of streams whose text goes past the jobs, which are
+most, are told in sums by `Meter.past`, once a message.
 """
 
 from __future__ import annotations
@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 _ENDS = {"stop": "stopped", "length": "exhausted", "abort": "aborted"}
 """Kinds of ends to the numbers that count them; all others are failures."""
+
+UNKNOWN = -1.0
+"""`piece_at` of a choice whose last row did not come to its job."""
 
 
 class Meter:
@@ -47,26 +50,36 @@ class Meter:
         """That cache holds `grown` more bytes than before; negative if less."""
         self.count("cache_bytes", grown)
 
+    def past(self, rank: int, generated: int, gaps: Iterable[tuple[float, int]]) -> None:
+        """Rows of one message went past their jobs.
+
+        Args:
+            rank: which made them.
+            generated: tokens of all of them beyond those of the rows before.
+            gaps: seconds since the piece before, and of how many streams that is true.
+        """
+        if generated:
+            self._page.count_tokens(self._worker, rank, 0, 0, generated)
+        for seconds, streams in gaps:
+            self._page.observe(self._worker, "gap", seconds, streams)
+
     def step(self) -> Step:
-        """Begin to meter a message from the control process."""
+        """Begin to meter those rows of a message that come to their jobs."""
         return Step(self._page, self._worker)
 
 
 class Step:
     """The rows of one message, written to the page by `close`.
 
-    Attributes:
-        now: seconds of the monotonic clock.
-
     Streams that move together had their last piece at one moment, so a run of rows has one gap.
     """
 
-    __slots__ = ("_cached", "_generated", "_page", "_prompt", "_rank", "_run", "_since", "_worker", "now")
+    __slots__ = ("_cached", "_generated", "_now", "_page", "_prompt", "_rank", "_run", "_since", "_worker")
 
     def __init__(self, page: StatePage, worker: int) -> None:
         self._page = page
         self._worker = worker
-        self.now = time.monotonic()
+        self._now = time.monotonic()
         self._rank = -1
         self._prompt = self._cached = self._generated = 0
         self._since = 0.0
@@ -90,29 +103,16 @@ class Step:
             self._begin(job, choice, finish, queue_s)
         elif choice.piece_at == self._since:
             self._run += 1
-        else:
+        elif choice.piece_at != UNKNOWN:
             self._write_gaps()
             self._since, self._run = choice.piece_at, 1
-        choice.piece_at = self.now
-
-    def past(self, rank: int, generated: int, since: Iterable[tuple[float, int]]) -> None:
-        """Rows that went past their jobs.
-
-        Args:
-            rank: which made them.
-            generated: tokens of all of them beyond those of the rows before.
-            since: when the pieces before them came, each time with the number of streams of which it is true.
-        """
-        if generated:
-            self._page.count_tokens(self._worker, rank, 0, 0, generated)
-        for at, streams in since:
-            self._page.observe(self._worker, "gap", self.now - at, streams)
+        choice.piece_at = self._now
 
     def end(self, job: Job, finish: FinishReason) -> None:
         """A choice has come to its end, which `job.put` knows by now."""
         self._page.worker_add(self._worker, _ENDS.get(finish.type, "failed"), 1)
         if job.live == 0:
-            self._page.observe(self._worker, "end_to_end", self.now - job.began)
+            self._page.observe(self._worker, "end_to_end", self._now - job.began)
 
     def close(self) -> None:
         """The message has no more rows."""
@@ -128,13 +128,13 @@ class Step:
             self._prompt += choice.prompt_tokens
             self._cached += choice.cached_tokens
         if job.streamed:
-            self._page.observe(self._worker, "first_token", self.now - job.began)
+            self._page.observe(self._worker, "first_token", self._now - job.began)
         if queue_s is not None:
             self._page.observe(self._worker, "queue", queue_s)
 
     def _write_gaps(self) -> None:
         if self._run:
-            self._page.observe(self._worker, "gap", self.now - self._since, self._run)
+            self._page.observe(self._worker, "gap", self._now - self._since, self._run)
             self._run = 0
 
     def _write_tokens(self) -> None:

@@ -107,6 +107,7 @@ class Job:
         reserved_tokens, reserved_requests: what was reserved for it on the state page.
         cut: closes its client's connection at once, unread bytes and all.
         began: when it was admitted, in seconds of the monotonic clock.
+        names: ids under which its client knows the answer.
     """
 
     def __init__(self, choices: Sequence[Choice] = (), reserved_tokens: int = 0, reserved_requests: int = 0) -> None:
@@ -119,6 +120,7 @@ class Job:
         self.reserved_requests = reserved_requests
         self.cut: Callable[[], None] | None = None
         self.began = time.monotonic()
+        self.names: Sequence[str] = ()
         self._changed: list[Choice] = []
         self._unread = 0
         self._failure: Refusal | None = None

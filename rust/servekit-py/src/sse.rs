@@ -5,11 +5,12 @@ use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::{PyBytes, PyList};
 use servekit_core::sse;
+use servekit_core::state_page::monotonic_ns;
 
 use crate::errors::Error;
 use crate::split::scan;
 
-/// What `render` returns: sinks with their events; the batch of the rows that are left; tokens; times of the rows before.
+/// What `render` returns: sinks with their events, the batch of the rows that are left, new tokens, and gaps.
 type Rendered<'py> = (Bound<'py, PyList>, Option<Bound<'py, PyBytes>>, u64, Vec<(f64, u64)>);
 
 /// Streams whose events differ in their text alone.
@@ -26,32 +27,31 @@ impl TextStreams {
     }
 
     /// Begin to render the rows of a request.
-    #[expect(clippy::too_many_arguments, reason = "one call for each stream, positional in Python")]
-    fn open(&self, rid: u64, before: &[u8], after: &[u8], chunked: bool, sink: Py<PyAny>, tokens: u64, at: f64) {
-        let template = sse::Template::new(before, after, chunked);
-        self.streams.lock().open(rid, template, sink, sse::Progress { tokens, at });
+    fn open(&self, rid: u64, before: &[u8], after: &[u8], chunked: bool, sink: Py<PyAny>, tokens: u64) {
+        self.streams.lock().open(rid, sse::Template::new(before, after, chunked), sink, tokens, monotonic_ns());
     }
 
-    /// Leave a request's rows alone again; tokens and time of its last row.
-    fn close(&self, rid: u64) -> Option<(u64, f64)> {
-        self.streams.lock().close(rid).map(|progress| (progress.tokens, progress.at))
+    /// Leave a request's rows alone again; tokens that its rows reported last.
+    fn close(&self, rid: u64) -> Option<u64> {
+        self.streams.lock().close(rid)
     }
 
-    /// Tokens of a request so far.
+    /// Tokens that a request's rows reported last.
     fn tokens(&self, rid: u64) -> Option<u64> {
-        self.streams.lock().progress(rid).map(|progress| progress.tokens)
+        self.streams.lock().tokens(rid)
     }
 
     /// Make events of a batch. The GIL is kept: what takes time is to make Python's objects.
-    fn render<'py>(&self, py: Python<'py>, body: PyBackedBytes, now: f64) -> PyResult<Rendered<'py>> {
+    fn render<'py>(&self, py: Python<'py>, body: PyBackedBytes) -> PyResult<Rendered<'py>> {
         let batch = scan(body)?;
         let mut written = Vec::with_capacity(batch.rows());
-        let (sums, left) = self
+        let (left, tally) = self
             .streams
             .lock()
-            .render(&batch, now, |sink, event| written.push((sink.clone_ref(py), PyBytes::new(py, event))))
+            .render(&batch, monotonic_ns(), |sink, event| written.push((sink.clone_ref(py), PyBytes::new(py, event))))
             .map_err(Error::from)?;
-        Ok((PyList::new(py, written)?, left.map(|left| PyBytes::new(py, &left)), sums.tokens, sums.since))
+        let gaps = tally.gaps.into_iter().map(|(gap, streams)| (gap as f64 / 1e9, streams)).collect();
+        Ok((PyList::new(py, written)?, left.map(|left| PyBytes::new(py, &left)), tally.generated, gaps))
     }
 
     fn __len__(&self) -> usize {

@@ -5,6 +5,7 @@ from __future__ import annotations
 from servekit.http.routes import (
     chat,
     completions,
+    control,
     debug,
     embeddings,
     generate,
@@ -25,5 +26,8 @@ ROUTERS = (
     health.router,
     server_info.router,
     model_info.router,
-    debug.router,
 )
+"""What clients ask."""
+
+OPERATOR_ROUTERS = (debug.router, control.router)
+"""What only operators may ask, see `keys.py`."""

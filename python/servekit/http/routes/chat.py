@@ -108,6 +108,7 @@ class _ChatShape:
     def __init__(self, body: ChatCompletionRequest, manager: TokenizerManager) -> None:
         kind = "chat.completion.chunk" if body.streamed else "chat.completion"
         self._head = Head("chatcmpl", kind, manager.config.model_info.name, body)
+        self.names = (self._head.id,)
         self._ids = bool(body.return_token_ids)
         self._begun: set[int] = set()
         self._pieces = manager.encoder.pieces if body.logprobs else None

@@ -114,6 +114,7 @@ class _CompletionShape:
 
     def __init__(self, body: CompletionRequest, manager: TokenizerManager) -> None:
         self._head = Head("cmpl", "text_completion", manager.config.model_info.name, body)
+        self.names = (self._head.id,)
         self._echo = bool(body.echo)
         self._ids = bool(body.return_token_ids)
         self._wanted, self._made = body.wanted, body.choices

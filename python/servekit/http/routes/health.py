@@ -18,6 +18,8 @@ router = APIRouter()
 
 @router.get("/health")
 @router.get("/ping")
+@router.head("/health", include_in_schema=False)
+@router.head("/ping", include_in_schema=False)
 async def health(request: Request) -> Response:
     """200 once the server has been ready, as long as its control process is heard and one rank lives."""
     manager = manager_of(request)
@@ -33,6 +35,7 @@ async def health(request: Request) -> Response:
 
 
 @router.get("/ready")
+@router.head("/ready", include_in_schema=False)
 async def ready(request: Request) -> Response:
     """200 exactly when a request sent now would be taken."""
     manager = manager_of(request)

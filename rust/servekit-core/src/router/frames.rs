@@ -112,6 +112,7 @@ pub fn from_worker(frames: Frames) -> Event<'static, Frames> {
                     Ask::LogLevel,
                 ),
                 Kind::Profile | Kind::Pause | Kind::Continue => Ask::Ranks,
+                Kind::AbortRequests => Ask::Workers,
                 _ => Ask::Unknown(kind as u16),
             };
             Event::Control { from, id: rid, ask, frame: frames }
@@ -347,6 +348,7 @@ mod tests {
         for kind in [Kind::Profile, Kind::Pause, Kind::Continue] {
             assert_eq!(asks(kind, &NIL), Ask::Ranks);
         }
+        assert_eq!(asks(Kind::AbortRequests, &NIL), Ask::Workers);
         assert_eq!(asks(Kind::SetLogLevel, b"\x92\xaeSetLogLevelReq\xa5debug"), Ask::LogLevel(Level::Debug));
         for wrong in [&b"\x92\xaeSetLogLevelReq\xa4loud"[..], b"\x92\xaeSetLogLevelReq\xa6debug", &NIL] {
             assert!(matches!(asks(Kind::SetLogLevel, wrong), Ask::Refused(_)));

@@ -5,7 +5,7 @@ mod streams;
 mod template;
 
 pub use escape::escape_json;
-pub use streams::{Progress, Sums, TextStreams};
+pub use streams::{Tally, TextStreams};
 pub use template::Template;
 
 #[cfg(test)]

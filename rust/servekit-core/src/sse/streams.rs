@@ -11,35 +11,36 @@ use crate::wire::{ScannedBatch, WireError};
 struct Stream<S> {
     template: Template,
     sink: S,
-    progress: Progress,
+    completion_tokens: u64,
+    piece_ns: u64,
 }
 
-/// How far a stream has come.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Progress {
-    /// Tokens so far, as the rows say.
-    pub tokens: u64,
-    /// When its last row came, in seconds of the caller's clock.
-    pub at: f64,
-}
-
-/// What a batch brought to the open streams, in sums.
-#[derive(Debug, Default, PartialEq)]
-pub struct Sums {
-    /// Tokens beyond those of the rows before.
-    pub tokens: u64,
-    /// When the row before came, and for how many streams: streams that move together share it.
-    pub since: Vec<(f64, u64)>,
-}
-
-impl Sums {
-    fn add(&mut self, tokens: u64, since: f64) {
-        self.tokens += tokens;
-        match self.since.iter_mut().rev().find(|(at, _)| *at == since) {
-            Some((_, streams)) => *streams += 1,
-            None => self.since.push((since, 1)),
+impl<S> Stream<S> {
+    /// A row has come.
+    fn meter(&mut self, batch: &ScannedBatch, row: usize, now_ns: u64, tally: &mut Tally) -> Result<(), WireError> {
+        if let Some(item) = batch.element(COMPLETION_TOKENS, row).filter(|item| *item != [0xc0]) {
+            let tokens = Cursor::new(item).uint().map_err(|broken| malformed("completion_tokens", broken))?;
+            tally.generated += tokens.saturating_sub(self.completion_tokens);
+            self.completion_tokens = tokens;
         }
+        let gap = now_ns.saturating_sub(self.piece_ns);
+        self.piece_ns = now_ns;
+        // Streams that move together have one gap.
+        match tally.gaps.last_mut() {
+            Some((last, streams)) if *last == gap => *streams += 1,
+            _ => tally.gaps.push((gap, 1)),
+        }
+        Ok(())
     }
+}
+
+/// What the rows of open streams brought, their last rows included.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Tally {
+    /// Tokens beyond those that were reported before.
+    pub generated: u64,
+    /// Nanoseconds since a stream's row before, and of how many streams in a row that is true.
+    pub gaps: Vec<(u64, u64)>,
 }
 
 /// Streams whose rows need nothing but their text in a template, by request id. `S` is where a stream's bytes go.
@@ -56,19 +57,21 @@ impl<S> Default for TextStreams<S> {
 }
 
 impl<S> TextStreams<S> {
-    /// Begin to render the rows of a request that has come so far; one that was open is replaced.
-    pub fn open(&mut self, rid: u64, template: Template, sink: S, progress: Progress) {
-        self.streams.insert(rid, Stream { template, sink, progress });
+    /// Begin to render the rows of a request; one that was open is replaced.
+    ///
+    /// `completion_tokens` is what its rows reported so far, the last of them at `now_ns`.
+    pub fn open(&mut self, rid: u64, template: Template, sink: S, completion_tokens: u64, now_ns: u64) {
+        self.streams.insert(rid, Stream { template, sink, completion_tokens, piece_ns: now_ns });
     }
 
-    /// Leave a request's rows alone again; None if it is not open.
-    pub fn close(&mut self, rid: u64) -> Option<Progress> {
-        self.streams.remove(&rid).map(|stream| stream.progress)
+    /// Leave a request's rows alone again: how many tokens its rows reported last; None if not open.
+    pub fn close(&mut self, rid: u64) -> Option<u64> {
+        self.streams.remove(&rid).map(|stream| stream.completion_tokens)
     }
 
-    /// How far a request has come; None if it is not open.
-    pub fn progress(&self, rid: u64) -> Option<Progress> {
-        self.streams.get(&rid).map(|stream| stream.progress)
+    /// Tokens that a request's rows reported last; None if it is not open.
+    pub fn tokens(&self, rid: u64) -> Option<u64> {
+        self.streams.get(&rid).map(|stream| stream.completion_tokens)
     }
 
     /// Streams that are open.
@@ -76,37 +79,37 @@ impl<S> TextStreams<S> {
         self.streams.len()
     }
 
-    /// Hand each open stream its event, in the order of the rows.
-    ///
-    /// Returned are sums over these rows, and the batch of all others, if there are any: rows of requests that are not
-    /// open, and last rows. `now` is the caller's clock in seconds.
+    /// Hand each open stream its event, in the order of the rows, and return the batch of all other rows, if there are
+    /// any: those of requests that are not open, and last rows, with which a request is closed here. `now_ns` is on the
+    /// same clock as that of `open`.
     ///
     /// # Errors
     /// The batch has no texts, or one is not UTF-8; `write` was called for the rows before that.
     pub fn render(
         &mut self,
         batch: &ScannedBatch,
-        now: f64,
+        now_ns: u64,
         mut write: impl FnMut(&S, &[u8]),
-    ) -> Result<(Sums, Option<Vec<u8>>), WireError> {
+    ) -> Result<(Option<Vec<u8>>, Tally), WireError> {
         let mut left = Vec::new();
-        let mut sums = Sums::default();
-        for (row, rid) in batch.rids().iter().enumerate() {
-            let stream = if batch.finished(row) { None } else { self.streams.get_mut(rid) };
-            let Some(Stream { template, sink, progress }) = stream else {
+        let mut tally = Tally::default();
+        for (row, &rid) in batch.rids().iter().enumerate() {
+            if batch.finished(row) {
+                if let Some(mut stream) = self.streams.remove(&rid) {
+                    stream.meter(batch, row, now_ns, &mut tally)?;
+                }
+                left.push(row as u32);
+                continue;
+            }
+            let Some(stream) = self.streams.get_mut(&rid) else {
                 left.push(row as u32);
                 continue;
             };
             let text = text(batch, row).map_err(|broken| malformed("output_strs", broken))?;
-            let tokens = match batch.element(COMPLETION_TOKENS, row) {
-                Some(item) => Cursor::new(item).uint().map_err(|broken| malformed("completion_tokens", broken))?,
-                None => progress.tokens,
-            };
-            sums.add(tokens.saturating_sub(progress.tokens), progress.at);
-            *progress = Progress { tokens, at: now };
+            stream.meter(batch, row, now_ns, &mut tally)?;
             if !text.is_empty() {
-                template.event(text, &mut self.scratch, &mut self.event);
-                write(sink, &self.event);
+                stream.template.event(text, &mut self.scratch, &mut self.event);
+                write(&stream.sink, &self.event);
             }
         }
         let left = match left.len() {
@@ -114,7 +117,7 @@ impl<S> TextStreams<S> {
             all if all == batch.rows() => Some(batch.body().to_vec()),
             _ => Some(take_rows(batch, &left)?),
         };
-        Ok((sums, left))
+        Ok((left, tally))
     }
 }
 

@@ -26,17 +26,14 @@ fn scan(fields: Vec<Value>) -> ScannedBatch {
     ScannedBatch::parse(Kind::BatchStr, Arc::new(body)).unwrap()
 }
 
-type Rendered = (Vec<(u8, String)>, Sums, Option<Vec<u8>>);
-
-fn render(streams: &mut TextStreams<u8>, batch: &ScannedBatch, now: f64) -> Result<Rendered, WireError> {
+fn render(
+    streams: &mut TextStreams<u8>,
+    batch: &ScannedBatch,
+) -> Result<(Vec<(u8, String)>, Option<Vec<u8>>), WireError> {
     let mut written = Vec::new();
-    let (sums, left) = streams
-        .render(batch, now, |sink, event| written.push((*sink, String::from_utf8(event.to_vec()).unwrap())))?;
-    Ok((written, sums, left))
-}
-
-fn open(streams: &mut TextStreams<u8>, rid: u64, at: f64) {
-    streams.open(rid, Template::new(b"<", b">", false), rid as u8, Progress { tokens: 1, at });
+    let (left, _) = streams
+        .render(batch, 0, |sink, event| written.push((*sink, String::from_utf8(event.to_vec()).unwrap())))?;
+    Ok((written, left))
 }
 
 proptest! {
@@ -72,52 +69,53 @@ proptest! {
 #[test]
 fn open_streams_get_their_events_and_the_rest_is_a_batch() {
     let mut streams = TextStreams::default();
-    open(&mut streams, 1, 0.5);
-    open(&mut streams, 2, 0.5);
+    for rid in [1, 2] {
+        streams.open(rid, Template::new(b"<", b">", false), rid as u8, 0, 0);
+    }
     let given = batch(&[(3, "c", 1, false), (1, "a\n", 4, false), (2, "b", 5, true)]);
-    let (written, sums, left) = render(&mut streams, &given, 2.0).unwrap();
+    let (written, left) = render(&mut streams, &given).unwrap();
     assert_eq!(written, [(1, "<\"a\\n\">".to_owned())]);
-    assert_eq!(sums, Sums { tokens: 3, since: vec![(0.5, 1)] });
     let left = ScannedBatch::parse(Kind::BatchStr, Arc::new(left.unwrap())).unwrap();
     assert_eq!(left.rids(), [3, 2]);
     assert!(left.finished(1));
-    assert_eq!(streams.close(2), Some(Progress { tokens: 1, at: 0.5 }), "a last row is not counted here");
-    assert_eq!(streams.close(1), Some(Progress { tokens: 4, at: 2.0 }));
+    assert_eq!(streams.close(2), None, "a last row closes its stream");
+    assert_eq!(streams.close(1), Some(4));
     assert_eq!(streams.live(), 0);
-}
-
-#[test]
-fn streams_that_move_together_are_summed_together() {
-    let mut streams = TextStreams::default();
-    for (rid, at) in [(1, 0.0), (2, 1.0), (3, 0.0), (4, 1.0)] {
-        open(&mut streams, rid, at);
-    }
-    let rows = [1, 2, 3, 4].map(|rid| (rid, "x", 2, false));
-    assert_eq!(render(&mut streams, &batch(&rows), 3.0).unwrap().1, Sums { tokens: 4, since: vec![(0.0, 2), (1.0, 2)] });
-    let rows = [1, 2, 3, 4].map(|rid| (rid, "x", 3, false));
-    assert_eq!(render(&mut streams, &batch(&rows), 4.0).unwrap().1, Sums { tokens: 4, since: vec![(3.0, 4)] });
 }
 
 #[test]
 fn a_row_without_text_counts_and_writes_nothing() {
     let mut streams = TextStreams::default();
-    open(&mut streams, 1, 0.0);
-    let (written, sums, left) = render(&mut streams, &batch(&[(1, "", 7, false)]), 1.0).unwrap();
-    assert_eq!((written, sums.tokens, left), (vec![], 6, None));
-    assert_eq!(streams.progress(1), Some(Progress { tokens: 7, at: 1.0 }));
+    streams.open(1, Template::new(b"<", b">", true), 0, 0, 0);
+    assert_eq!(render(&mut streams, &batch(&[(1, "", 7, false)])), Ok((vec![], None)));
+    assert_eq!(streams.close(1), Some(7));
 }
 
 #[test]
 fn a_batch_of_strangers_is_handed_on_whole() {
     let given = batch(&[(1, "a", 1, false), (2, "b", 1, true)]);
-    let (written, sums, left) = render(&mut TextStreams::default(), &given, 0.0).unwrap();
-    assert_eq!((written, sums, left.as_deref()), (vec![], Sums::default(), Some(given.body())));
+    let (written, left) = render(&mut TextStreams::default(), &given).unwrap();
+    assert_eq!((written, left.as_deref()), (vec![], Some(given.body())));
 }
 
 #[test]
 fn a_batch_without_texts_is_malformed() {
     let mut streams = TextStreams::default();
-    open(&mut streams, 1, 0.0);
+    streams.open(1, Template::new(b"<", b">", true), 0, 0, 0);
     let bare = scan(vec!["BatchStrOutput".into(), Value::Array(vec![1.into()])]);
-    assert!(matches!(render(&mut streams, &bare, 0.0), Err(WireError::Body { column: "output_strs", .. })));
+    assert!(matches!(render(&mut streams, &bare), Err(WireError::Body { column: "output_strs", .. })));
+}
+
+#[test]
+fn tokens_and_gaps_of_open_streams_are_tallied() {
+    let mut streams = TextStreams::default();
+    for (rid, now) in [(1, 100), (2, 100), (3, 40)] {
+        streams.open(rid, Template::new(b"<", b">", false), 0, 1, now);
+    }
+    let (_, tally) = streams.render(&batch(&[(1, "a", 2, false), (9, "x", 50, false), (2, "", 4, false)]), 120, |_, _| {}).unwrap();
+    assert_eq!(tally, Tally { generated: 1 + 3, gaps: vec![(20, 2)] });
+    let rows = [(1, "b", 3, false), (2, "c", 9, true), (3, "d", 2, false)];
+    let (_, tally) = streams.render(&batch(&rows), 150, |_, _| {}).unwrap();
+    assert_eq!(tally, Tally { generated: 1 + 5 + 1, gaps: vec![(30, 2), (110, 1)] });
+    assert_eq!(streams.live(), 2, "a last row is tallied and closes its stream");
 }

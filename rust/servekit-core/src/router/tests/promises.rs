@@ -413,6 +413,21 @@ fn a_log_level_reaches_the_workers_too() {
 }
 
 #[test]
+fn what_is_for_workers_reaches_no_rank() {
+    let mut world = World::ready(config(2, 2));
+    let (id, from) = (world.mint(0), world.peer(Side::Worker, 0));
+    let actions = world.handle(Event::Control { from, id, ask: Ask::Workers, frame: 5 });
+    let workers = [0, 1].map(|worker| Route { worker, epoch: 1 }).to_vec();
+    assert_eq!(
+        actions,
+        [
+            Action::Answer { id, refusal: None, asked: vec![-2, -3], state: false },
+            Action::Control { ranks: vec![], workers, frame: 5 }
+        ]
+    );
+}
+
+#[test]
 fn what_can_not_be_obeyed_is_refused() {
     let mut world = World::ready(config(1, 1));
     let (id, from) = (world.mint(0), world.peer(Side::Worker, 0));
