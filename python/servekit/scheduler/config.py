@@ -18,7 +18,7 @@ class SchedulerConfig:
         pages: pages in the pool.
         max_model_len: context in tokens.
         vocab_size, end_ids, seed: see `request.Limits`.
-        policy: who of the waiting is next, one of `waiting.POLICIES`.
+        policy: who of the waiting is next, one of `SCHEDULE_POLICIES`.
         prefix_cache: keep computed prefixes, and share them.
     """
 

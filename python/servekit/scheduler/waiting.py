@@ -5,10 +5,9 @@ from __future__ import annotations
 import bisect
 from collections.abc import Callable
 
+from servekit.config.server_args import SCHEDULE_POLICIES
 from servekit.scheduler.request import Request
 
-POLICIES = ("fcfs", "lpm", "priority")
-"""First come first served; longest prefix in the cache first; highest priority first."""
 AGED_S = 30.0
 """Who has waited that long goes before all others whatever the policy, so that nobody starves."""
 CONSIDERED = 128
@@ -19,7 +18,7 @@ class WaitingQueue:
     """Waiting requests, kept by arrival.
 
     Args:
-        policy: one of `POLICIES`.
+        policy: fcfs is first come first served; lpm takes the longest prefix in the cache first, priority the highest.
         clock: seconds.
         cached: tokens of a request that are in the prefix cache.
 
@@ -28,8 +27,8 @@ class WaitingQueue:
     """
 
     def __init__(self, policy: str, clock: Callable[[], float], cached: Callable[[Request], int]) -> None:
-        if policy not in POLICIES:
-            raise ValueError(f"schedule policy {policy!r} is none of {', '.join(POLICIES)}")
+        if policy not in SCHEDULE_POLICIES:
+            raise ValueError(f"schedule policy {policy!r} is none of {', '.join(SCHEDULE_POLICIES)}")
         self._policy, self._clock, self._cached = policy, clock, cached
         self._requests: list[Request] = []
         self.tokens = 0
