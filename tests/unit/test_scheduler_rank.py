@@ -70,7 +70,7 @@ class FakeLink:
 
 def generate(rid: int, prompt: int = 5, **params: Any) -> tuple[Envelope, Any]:
     sampling = SamplingParams(**{"max_new_tokens": 4, "ignore_eos": True, "seed": rid, **params})
-    body = TokenizedGenerateReqInput(rid, np.arange(prompt, dtype="<u4").tobytes(), sampling)
+    body = TokenizedGenerateReqInput(rid, np.arange(rid, rid + prompt, dtype="<u4").tobytes(), sampling)
     return Envelope(Kind.GENERATE, rid, dispatch=rid), body
 
 

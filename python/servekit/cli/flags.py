@@ -116,6 +116,17 @@ FLAGS = (
     Flag("page_size", ENGINE, "Tokens in a KV page.", ("--block-size",), "TOKENS"),
     Flag("max_prefill_tokens", ENGINE, "Most prompt tokens in a step.", ("--max-num-batched-tokens",), "TOKENS"),
     Flag("chunked_prefill_size", ENGINE, "Most tokens of one prompt in a step.", (), "TOKENS"),
+    Flag("schedule_policy", ENGINE, "Who of the waiting is next.", ("--scheduling-policy",)),
+    Flag(
+        "prefix_caching",
+        ENGINE,
+        "Keep computed prefixes, and share them.",
+        (
+            "--enable-prefix-caching/--no-enable-prefix-caching",
+            "--cache-prompt/--no-cache-prompt",
+            " /--disable-radix-cache",
+        ),
+    ),
     Flag("seed", ENGINE, "Base of random seeds for requests that bring none.", ("--random-seed",), "N", "drawn anew"),
     Flag("profile_dir", ENGINE, "Folder for profiles.", (), "FOLDER", "one that goes with the server"),
     Flag("mock_step_ms", MOCK, "Milliseconds from one token to the next.", (), "MS"),

@@ -88,7 +88,8 @@ def _option(flag: Flag) -> Option:
     kind: Any = _type_of(flag.field)
     if kind is bool:
         names = [f"{name}/--no-{name[2:]}", flag.field]
-        return Option(names, group=flag.group, default=default, help=f"{flag.help}  [{'on' if default else 'off'}]")
+        text = f"{flag.help}  [{'on' if default else 'off'}]"
+        return Option(names, aliases=flag.aliases, group=flag.group, default=default, help=text)
     if flag.field in CHOICES:
         kind = click.Choice(CHOICES[flag.field])
     elif flag.field in _SIZES:

@@ -19,6 +19,7 @@ LOAD_BALANCE_METHODS = (
 DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("auto", "float32", "float16", "bfloat16")
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
+SCHEDULE_POLICIES = ("fcfs", "lpm", "priority")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 LOG_FORMATS = ("text", "json")
 MAX_WORKERS = 4095
@@ -63,6 +64,9 @@ class ServerArgs(msgspec.Struct, kw_only=True, frozen=True):
         resume_memory: most bytes of requests that control keeps until they end, so that it could send them once more.
         max_prefill_tokens: most prompt tokens in one step.
         chunked_prefill_size: most tokens of one prompt in one step.
+        schedule_policy: who of the waiting requests is next: fcfs first come first served, lpm longest cached prefix,
+            priority highest priority.
+        prefix_caching: computed prefixes are kept and shared.
         dtype, device, load_format: how the torch engine computes and loads.
         seed: base of the random seeds of requests that bring none; None draws one.
         engine: torch, mock, or the name of an entry point in the group `servekit.engines`.
@@ -108,6 +112,8 @@ class ServerArgs(msgspec.Struct, kw_only=True, frozen=True):
     resume_memory: int = 256 << 20
     max_prefill_tokens: int = 8192
     chunked_prefill_size: int = 512
+    schedule_policy: str = "fcfs"
+    prefix_caching: bool = True
     dtype: str = "auto"
     device: str = "auto"
     load_format: str = "auto"
@@ -218,6 +224,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "dtype": DTYPES,
     "device": DEVICES,
     "load_format": LOAD_FORMATS,
+    "schedule_policy": SCHEDULE_POLICIES,
     "log_level": LOG_LEVELS,
     "log_format": LOG_FORMATS,
 }
