@@ -15,7 +15,7 @@ const SAMPLES: usize = 7;
 
 pub(crate) fn run(figures: &mut Figures) {
     for (ids, requests) in [(128, 100_000), (2048, 30_000)] {
-        let load = Load { requests, ids, report: 0 };
+        let load = Load { requests, ids, report: 64 };
         let (mut ours, mut proxies, mut shares) = (Vec::new(), Vec::new(), Vec::new());
         for _ in 0..SAMPLES {
             let folder = Folder::new();
