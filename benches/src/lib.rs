@@ -87,9 +87,8 @@ pub fn vocabulary(size: u32) -> Arc<Vocabulary> {
         let known = 1 + id.checked_ilog(26).unwrap_or(0) as usize;
         digits[..known].iter().collect::<String>()
     };
-    let tokens: Vec<String> = (0..size)
-        .map(|id| format!("\"{}{}\":{id}", if id % 2 == 0 { "\u{120}" } else { "" }, name(id)))
-        .collect();
+    let tokens: Vec<String> =
+        (0..size).map(|id| format!("\"{}{}\":{id}", if id % 2 == 0 { "\u{120}" } else { "" }, name(id))).collect();
     let json = format!(
         r#"{{"version":"1.0","truncation":null,"padding":null,"added_tokens":[],"normalizer":null,
         "pre_tokenizer":{{"type":"ByteLevel","add_prefix_space":false,"trim_offsets":true,"use_regex":true}},

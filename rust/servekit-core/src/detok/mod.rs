@@ -8,6 +8,7 @@ mod decoder;
 mod output;
 mod request;
 mod shard;
+mod source;
 mod stops;
 mod table;
 mod vocabulary;

@@ -51,7 +51,7 @@ impl Groups {
 }
 
 /// Numbers keys in the order in which they first come.
-struct Places {
+pub(crate) struct Places {
     keys: Vec<u32>,
     /// A hash table of the first [`FEW`] keys: key and place + 1, or zeros. It is never more than half full.
     few: [(u32, u32); 2 * FEW],
@@ -62,12 +62,18 @@ struct Places {
 const FEW: usize = 64;
 
 impl Places {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self { keys: Vec::with_capacity(16), few: [(0, 0); 2 * FEW], many: HashMap::new() }
     }
 
+    /// The keys, each at its number.
+    pub(crate) fn keys(&self) -> &[u32] {
+        &self.keys
+    }
+
+    /// A key's number.
     #[inline]
-    fn of(&mut self, key: u32) -> u32 {
+    pub(crate) fn of(&mut self, key: u32) -> u32 {
         if !self.many.is_empty() {
             return self.of_many(key);
         }

@@ -98,28 +98,29 @@ impl Pack {
     }
 
     /// The next `len` bytes, to be written by the caller.
+    #[inline]
     fn room(&mut self, len: usize) -> &mut [u8] {
         let start = self.at;
         self.at += len;
         if self.at > self.bytes.len() {
-            self.bytes.resize(self.at + self.at / 2 + SHORT, 0);
+            self.grow();
         }
         &mut self.bytes[start..self.at]
+    }
+
+    #[cold]
+    fn grow(&mut self) {
+        self.bytes.resize(self.at + self.at / 2 + SHORT, 0);
     }
 }
 
 impl Sink for Pack {
     #[inline]
     fn push(&mut self, byte: u8) {
-        match self.bytes.get_mut(self.at) {
-            Some(place) => {
-                *place = byte;
-                self.at += 1;
-            }
-            None => self.append(&[byte]),
-        }
+        self.room(1)[0] = byte;
     }
 
+    #[inline]
     fn append(&mut self, bytes: &[u8]) {
         self.room(bytes.len()).copy_from_slice(bytes);
     }
