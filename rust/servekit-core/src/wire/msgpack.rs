@@ -90,6 +90,8 @@ impl<'a> Cursor<'a> {
     fn skip_flat(&mut self) -> Result<bool, Broken> {
         let head = self.peek()?;
         let size = match fixed_size(head) {
+            // A short text, whose size need not be looked up.
+            _ if matches!(head, 0xa0..=0xbf) => usize::from(head) - 0x9f,
             0 if matches!(head, 0xc4 | 0xd9) => self.bytes.get(self.at + 1).map_or(0, |len| 2 + usize::from(*len)),
             size => size,
         };
@@ -184,6 +186,10 @@ impl<'a> Cursor<'a> {
                 self.at += 1;
                 Ok(i64::from(small))
             }
+            Some(&[0xcc, number, ..]) => {
+                self.at += 2;
+                Ok(i64::from(number))
+            }
             Some(&[0xcd, high, low, ..]) => {
                 self.at += 3;
                 Ok(i64::from(u16::from_be_bytes([high, low])))
@@ -254,6 +260,7 @@ impl Sink for Vec<u8> {
 }
 
 /// Head of an array; lengths beyond u32 can't come up, for bodies are read with 32-bit offsets.
+#[inline]
 pub(crate) fn write_array(out: &mut impl Sink, len: usize) {
     match len {
         0..=15 => out.push(0x90 | len as u8),
