@@ -13,7 +13,7 @@ mod stops;
 mod table;
 mod vocabulary;
 
-pub use output::{ShardOutput, WorkerFrame};
+pub use output::{Body, ShardOutput, WorkerFrame};
 pub use shard::{Counts, Shard, shard_of};
 pub use vocabulary::{Vocabulary, VocabularyError};
 

@@ -1,23 +1,60 @@
 //! What a shard has to say, as one `BatchStrOutput` for each worker.
 
+use std::fmt;
+
+use servekit_zmq::Message;
+
 use crate::split::{write_column, write_head};
 use crate::wire::columns::batch_str as columns;
 use crate::wire::msgpack::{NIL, Sink, write_array, write_bin_head, write_int, write_str, write_uint};
-use crate::wire::{Cells, Pack, Rid, Route, ScannedBatch};
+use crate::wire::{Cells, Pack, Rid, Route, ScannedBatch, SharedBytes};
 
 use super::carried::{Layout, Slot, write_nothing};
 use super::request::Release;
 use super::source::Seen;
 
+/// Bytes of a frame for one worker.
+#[derive(Clone)]
+pub enum Body {
+    /// Made for the worker.
+    Own(Vec<u8>),
+    /// A batch that passes as it came.
+    Shared(SharedBytes),
+}
+
+impl AsRef<[u8]> for Body {
+    fn as_ref(&self) -> &[u8] {
+        match self {
+            Self::Own(bytes) => bytes,
+            Self::Shared(bytes) => (**bytes).as_ref(),
+        }
+    }
+}
+
+impl From<Body> for Message {
+    fn from(body: Body) -> Self {
+        match body {
+            Body::Own(bytes) => Self::from(bytes),
+            Body::Shared(bytes) => Self::from_shared(bytes),
+        }
+    }
+}
+
+impl fmt::Debug for Body {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Body({} bytes)", self.as_ref().len())
+    }
+}
+
 /// A body for one worker.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub struct WorkerFrame {
     /// Whose it is.
     pub route: Route,
     /// Rows in it.
     pub rows: u32,
     /// `BatchStrOutput`; of a batch that passed the shard unchanged, its own kind.
-    pub body: Vec<u8>,
+    pub body: Body,
 }
 
 /// What the calls of a shard have to say; the caller takes it out.
@@ -187,7 +224,7 @@ impl Rows {
     }
 
     fn take(&mut self, route: Route) -> WorkerFrame {
-        let frame = WorkerFrame { route, rows: self.count as u32, body: self.body.as_slice().to_vec() };
+        let frame = WorkerFrame { route, rows: self.count as u32, body: Body::Own(self.body.as_slice().to_vec()) };
         self.clear();
         frame
     }

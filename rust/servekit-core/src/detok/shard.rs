@@ -11,7 +11,7 @@ use crate::wire::columns::batch_token_id as columns;
 use crate::wire::{Kind, Rid, Route, ScannedBatch, TextOptions};
 
 use super::carried::Layout;
-use super::output::{Reason, Rows, ShardOutput, WorkerFrame};
+use super::output::{Body, Reason, Rows, ShardOutput, WorkerFrame};
 use super::request::{End, Request};
 use super::source::Source;
 use super::vocabulary::Vocabulary;
@@ -199,7 +199,7 @@ impl Shard {
     fn pass(&mut self, batch: &ScannedBatch, out: &mut ShardOutput) {
         let mine = |rid| self.shards == 1 || shard_of(rid, self.shards) == self.index;
         for part in split_rows_by_worker(batch, mine) {
-            out.frames.push(WorkerFrame { route: part.route, rows: part.rows, body: (*part.body).as_ref().to_vec() });
+            out.frames.push(WorkerFrame { route: part.route, rows: part.rows, body: Body::Shared(part.body) });
         }
         for (row, rid) in batch.rids().iter().enumerate() {
             if mine(*rid) && batch.finished(row) {

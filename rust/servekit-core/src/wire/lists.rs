@@ -85,9 +85,9 @@ fn alike<const N: usize>(items: &[u8], size: usize) -> bool {
     items.chunks_exact(size).all(|item| item.first_chunk::<N>() == head)
 }
 
-/// Whether an item with this head is a single byte. Written without branches, so that many are looked at at once.
+/// Whether an item with this head is a single byte.
 fn is_single(head: u8) -> bool {
-    (head < 0x80) | (head >= 0xe0) | (head == 0xc0) | (head == 0xc2) | (head == 0xc3)
+    !matches!(head, 0x80..=0xbf | 0xc1 | 0xc4..=0xdf)
 }
 
 #[cfg(test)]
