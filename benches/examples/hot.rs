@@ -10,7 +10,7 @@
 use std::hint::black_box;
 use std::sync::Arc;
 
-use servekit_benches::{scan, shard, str_step, token_step, token_step_top5, vocabulary};
+use servekit_benches::{VOCABULARY, scan, shard, str_step, token_step, vocabulary};
 use servekit_core::detok::ShardOutput;
 use servekit_core::split::split_by_worker;
 use servekit_core::wire::Kind;
@@ -33,14 +33,13 @@ fn main() {
         let body = Arc::new(body);
         Box::new(move || drop(black_box(split_by_worker(&scan(kind, &body))))) as Box<dyn FnMut()>
     };
-    let (vocabulary, id) = vocabulary();
     let mut work = match &path[..] {
         "split_str" => split(Kind::BatchStr, str_step(rows, workers)),
-        "split_tokenid" => split(Kind::BatchTokenId, token_step(rows, workers, id)),
-        "split_tokenid_top5" => split(Kind::BatchTokenId, token_step_top5(rows, workers, id)),
+        "split_tokenid" => split(Kind::BatchTokenId, token_step(rows, workers, VOCABULARY, 0)),
+        "split_tokenid_top5" => split(Kind::BatchTokenId, token_step(rows, workers, VOCABULARY, 5)),
         "detok" => {
-            let body = Arc::new(token_step(rows, workers, id));
-            let mut shard = shard(&vocabulary, rows, workers);
+            let body = Arc::new(token_step(rows, workers, VOCABULARY, 0));
+            let mut shard = shard(vocabulary(), rows, workers);
             Box::new(move || {
                 let mut out = ShardOutput::default();
                 shard.batch(&scan(Kind::BatchTokenId, &body), &mut out);

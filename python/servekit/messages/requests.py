@@ -46,6 +46,13 @@ class TokenizedGenerateReqInput(msgspec.Struct, array_like=True, tag=True):
 
     `data_parallel_rank`, `priority`, `bootstrap_room` and `cache_salt` are copies for the scheduler: the envelope
     decides. `received_at` is Unix time in seconds. Stop strings are not here: the detokenizer matches them.
+
+    Attributes:
+        return_logprob: send logprobs of the drawn tokens, of the `top_logprobs_num` likeliest and of the ids in
+            `token_ids_logprob`.
+        logprob_start_len: first token of the prompt whose logprob is wanted too, -1 for none.
+        resume_output_ids: little-endian u32: tokens that were generated and sent before; the request goes on behind
+            them. On the wire they may also be the message's first attachment, which wins.
     """
 
     rid: int
@@ -65,6 +72,7 @@ class TokenizedGenerateReqInput(msgspec.Struct, array_like=True, tag=True):
     lora_id: str | None = None
     session_id: str | None = None
     received_at: float = 0.0
+    resume_output_ids: bytes = b""
 
 
 class TokenizedEmbeddingReqInput(msgspec.Struct, array_like=True, tag=True):
@@ -120,14 +128,27 @@ class ActiveRanksOutput(msgspec.Struct, array_like=True, tag=True):
     active: list[bool]
 
 
+class AbortRequestsReq(msgspec.Struct, array_like=True, tag=True):
+    """Have every worker end requests with an error.
+
+    Attributes:
+        ids: of responses as clients know them, or of choices as `/debug/state` shows them.
+        everything: end all requests instead.
+    """
+
+    ids: list[str] = []
+    everything: bool = False
+
+
 class ControlReply(msgspec.Struct, array_like=True, tag=True):
-    """Answer to a control message; the envelope names the rank, -1 for the control process itself.
+    """Answer to a control message; the envelope's rank says who answers: a rank, -1 for the control process itself,
+    `party_of_worker` for a worker.
 
     Attributes:
         ok: the message was obeyed.
         message: why not, in one line.
         data: JSON of what was asked for, empty if nothing was.
-        asked: ranks that will answer, in the control process's own reply.
+        asked: who will answer, in the control process's own reply: ranks by number, workers by `party_of_worker`.
     """
 
     ok: bool

@@ -7,7 +7,7 @@ use servekit_zmq::Message;
 use crate::split::{write_column, write_head};
 use crate::wire::columns::batch_str as columns;
 use crate::wire::msgpack::{NIL, Sink, write_array, write_bin_head, write_int, write_str, write_uint};
-use crate::wire::{Cells, Pack, Rid, Route, ScannedBatch, SharedBytes};
+use crate::wire::{Cells, Kind, Pack, Rid, Route, ScannedBatch, SharedBytes};
 
 use super::carried::{Layout, Slot, write_nothing};
 use super::request::Release;
@@ -51,9 +51,11 @@ impl fmt::Debug for Body {
 pub struct WorkerFrame {
     /// Whose it is.
     pub route: Route,
+    /// `BatchStr`; of a batch that passed the shard unchanged, its own kind.
+    pub kind: Kind,
     /// Rows in it.
     pub rows: u32,
-    /// `BatchStrOutput`; of a batch that passed the shard unchanged, its own kind.
+    /// A batch of that kind.
     pub body: Body,
 }
 
@@ -224,7 +226,8 @@ impl Rows {
     }
 
     fn take(&mut self, route: Route) -> WorkerFrame {
-        let frame = WorkerFrame { route, rows: self.count as u32, body: Body::Own(self.body.as_slice().to_vec()) };
+        let body = Body::Own(self.body.as_slice().to_vec());
+        let frame = WorkerFrame { route, kind: Kind::BatchStr, rows: self.count as u32, body };
         self.clear();
         frame
     }
