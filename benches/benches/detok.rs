@@ -4,34 +4,30 @@ use std::hint::black_box;
 use std::sync::Arc;
 
 use criterion::{BatchSize, BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use servekit_benches::{rid, scan, settings, token_step};
+use servekit_benches::{rid, scan, settings, token_step, tokenizer_json};
 use servekit_core::detok::{Shard, ShardOutput, Vocabulary};
 use servekit_core::wire::{Kind, TextOptions};
 
-/// A byte-level vocabulary in which id 33 + i is the printable character of byte 33 + i.
-fn vocabulary() -> Arc<Vocabulary> {
-    let tokens: Vec<String> = (0..94).map(|i| format!("{:?}:{i}", char::from(b'!' + i).to_string())).collect();
-    let json = format!(
-        r#"{{"version":"1.0","truncation":null,"padding":null,"added_tokens":[],"normalizer":null,
-        "pre_tokenizer":{{"type":"ByteLevel","add_prefix_space":false,"trim_offsets":true,"use_regex":true}},
-        "post_processor":null,"decoder":{{"type":"ByteLevel","add_prefix_space":true,"trim_offsets":true,"use_regex":true}},
-        "model":{{"type":"BPE","dropout":null,"unk_token":null,"continuing_subword_prefix":null,"end_of_word_suffix":null,
-        "fuse_unk":false,"byte_fallback":false,"ignore_merges":false,"vocab":{{{}}},"merges":[]}}}}"#,
-        tokens.join(",")
-    );
-    match Vocabulary::from_json(json.as_bytes()) {
-        Ok(vocabulary) => Arc::new(vocabulary),
+/// The tokenizer of `SERVEKIT_BENCH_TOKENIZER`, a `tokenizer.json`; without it one of single bytes, which has fewer ids.
+fn vocabulary() -> (Arc<Vocabulary>, u32) {
+    let given = std::env::var_os("SERVEKIT_BENCH_TOKENIZER");
+    let (json, first) = match given {
+        Some(path) => (std::fs::read(path).unwrap_or_default(), 300),
+        None => (tokenizer_json().into_bytes(), 0),
+    };
+    match Vocabulary::from_json(&json) {
+        Ok(vocabulary) => (Arc::new(vocabulary), first),
         Err(error) => panic!("{error}"),
     }
 }
 
 fn detok(c: &mut Criterion) {
-    let vocabulary = vocabulary();
+    let (vocabulary, first) = vocabulary();
     let mut group = c.benchmark_group("detok");
     group.warm_up_time(settings::WARM_UP).measurement_time(settings::MEASURE);
     for rows in [16, 64, 256, 1024] {
         let workers = 4;
-        let body = Arc::new(token_step(rows, workers, |i| (i % 90) as u32));
+        let body = Arc::new(token_step(rows, workers, |i| first + (i * 31 % 90) as u32));
         let mut shard = Shard::new(0, 1, Some(Arc::clone(&vocabulary)));
         for i in 0..rows {
             let stops = if i % 2 == 0 { vec!["never said".to_owned()] } else { Vec::new() };

@@ -14,7 +14,7 @@ use super::endpoints::Endpoints;
 use super::inbox::{Inbox, Mailbox, Pulse, Waker};
 use super::ranks::RankSockets;
 use super::report::{Report, spawn};
-use super::router::{Command, Router, Then, bind_pull};
+use super::router::{Command, Router, ShardEnd, Then, bind_pull};
 use super::shard;
 use crate::detok::{Shard, Vocabulary};
 use crate::dispatch::LoadBalanceMethod;
@@ -224,7 +224,7 @@ impl Plane {
         for index in 0..config.shards {
             let (tasks, inbox) = Inbox::new(report, Pulse::new(page.clone(), 2 + index));
             let (live, fanout, stops) = (Arc::new(AtomicUsize::new(0)), fanout.clone(), Arc::clone(&stops));
-            shards.push((tasks, Arc::clone(&live)));
+            shards.push(ShardEnd { tasks, turn: Vec::new(), live: Arc::clone(&live) });
             let detokenizer = Shard::new(index, config.shards, vocabulary.clone());
             let body = move || shard::run(detokenizer, &inbox, &fanout, &stops, &live);
             threads.push(spawn(format!("detok-{index}"), report, wake(), body)?);
@@ -260,6 +260,7 @@ impl Plane {
             log: self.sink.clone(),
             hello,
             idle: Vec::new(),
+            actions: Vec::new(),
         };
         threads.push(spawn("router".to_owned(), report, wake(), move || router.run())?);
         Ok(Running { commands, waker, threads })
