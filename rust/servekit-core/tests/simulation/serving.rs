@@ -7,7 +7,7 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, HashMap, VecDeque};
 
-use servekit_core::dispatch::{CHUNK, DpBudget, LoadBalanceMethod, Prompt, Report};
+use servekit_core::dispatch::{CHUNK, DispatchError, DpBudget, LoadBalanceMethod, Prompt, Report};
 
 use super::random::Random;
 use super::world::MS;
@@ -42,6 +42,8 @@ pub(crate) struct Serving {
     pub(crate) every: u64,
     /// Whether ranks keep prefixes.
     pub(crate) caches: bool,
+    /// From when to when rank 0 takes no requests.
+    pub(crate) away: (u64, u64),
 }
 
 /// What became of all jobs.
@@ -111,6 +113,7 @@ enum What {
     Arrive(usize),
     Step(usize),
     Report(usize, u64, u64, u64),
+    Active(usize, bool),
 }
 
 /// Serves all jobs.
@@ -139,10 +142,16 @@ impl<'a> Model<'a> {
         for (number, job) in jobs.iter().enumerate() {
             model.at(job.at, What::Arrive(number));
         }
+        let (leaves, returns) = serving.away;
+        if leaves < returns {
+            model.at(leaves, What::Active(0, false));
+            model.at(returns, What::Active(0, true));
+        }
         while let Some(Reverse((now, _, what))) = model.queue.pop() {
             match what {
                 What::Arrive(job) => model.arrive(now, job, method),
                 What::Step(rank) => model.step(now, rank),
+                What::Active(rank, active) => model.budget.set_active(rank, active),
                 What::Report(rank, last_dispatch, requests, tokens) => {
                     model.budget.update(rank, Report { last_dispatch, requests, tokens });
                 }
@@ -159,7 +168,14 @@ impl<'a> Model<'a> {
     fn arrive(&mut self, now: u64, number: usize, method: LoadBalanceMethod) {
         let job = &self.jobs[number];
         let prompt = Prompt { tokens: job.tokens, room: Some(job.room), prefixes: &job.prefixes };
-        let chosen = self.budget.dispatch(method, prompt).expect("all ranks are active");
+        let chosen = match self.budget.dispatch(method, prompt) {
+            // The room's rank is away: its client comes back with another room.
+            Err(DispatchError::RankInactive(rank)) => {
+                self.budget.dispatch(method, Prompt { room: Some(rank as u64 + 1), ..prompt })
+            }
+            chosen => chosen,
+        };
+        let chosen = chosen.expect("some ranks are active");
         self.outcome.counts[chosen.rank] += 1;
         self.outcome.homes.push(chosen.rank);
         self.outcome.prompts += job.tokens;
