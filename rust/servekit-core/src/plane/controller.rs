@@ -340,11 +340,7 @@ impl Dispatcher {
                 return Ok(());
             }
             Section::Batch { last_dispatch, load: Some(load), .. } => {
-                let report = LoadReport {
-                    last_dispatch,
-                    requests: u64::from(load.running).saturating_add(u64::from(load.waiting)),
-                    tokens: load.held_tokens.saturating_add(load.pending_tokens),
-                };
+                let report = LoadReport::of(last_dispatch, load);
                 let counted = self.with_budget(|budget, _| budget.update(rank, report));
                 self.count(|counts| if counted { counts.reports += 1 } else { counts.reports_ignored += 1 });
             }

@@ -3,7 +3,7 @@
 //! `cargo test --release -p servekit-core --test simulation policies -- --nocapture` prints the table of
 //! `docs/dispatch.md`.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use servekit_core::dispatch::LoadBalanceMethod::{self, *};
 use servekit_core::dispatch::{DpBudget, Prompt, prefix_hashes};
@@ -82,6 +82,7 @@ fn share(counts: &[u64]) -> f64 {
 fn policies_compared() {
     println!("| load | method | first token, mean ms | p99 ms | last token, mean ms | busiest / mean | computed |");
     println!("|---|---|---|---|---|---|---|");
+    let mut worse = HashSet::new();
     for load in &LOADS {
         let all = METHODS.map(|method| (method, figures(load, method)));
         for (method, f) in all {
@@ -95,8 +96,14 @@ fn policies_compared() {
                 f.busiest,
                 100.0 * f.computed
             );
+            let turns = all[0].1;
+            if f.first > 1.02 * turns.first || f.first_p99 > 1.02 * turns.first_p99 || f.last > 1.02 * turns.last {
+                worse.insert(method);
+            }
         }
     }
+    // What `auto` rests on; a method that is missing here is a better `auto`.
+    assert_eq!(worse, HashSet::from_iter(METHODS.into_iter().filter(|&method| method != RoundRobin)));
 }
 
 #[test]
@@ -159,6 +166,8 @@ fn policies_let_shared_prefixes_land_together() {
     let load = &LOADS[3];
     let jobs = jobs(3, load.lengths, load.rate, JOBS);
     let outcomes = [CacheAware, RoundRobin].map(|method| Model::serve(load.serving, method, &jobs));
+    let computed = outcomes.each_ref().map(|outcome| outcome.computed as f64 / outcome.prompts as f64);
+    assert!(computed[0] < 0.5 && computed[1] > 0.7, "of the prompts were computed: {computed:?}");
     let [together, apart] = outcomes.map(|outcome| {
         let mut homes: HashMap<u64, [u32; RANKS]> = HashMap::new();
         for (job, home) in jobs.iter().zip(outcome.homes) {
@@ -168,7 +177,7 @@ fn policies_let_shared_prefixes_land_together() {
         f64::from(most) / JOBS as f64
     });
     assert!(
-        together > 0.8 && apart < 0.4,
+        together > 0.6 && apart < 0.35,
         "{together} of the requests are where most of their family are, not {apart}"
     );
 }

@@ -4,8 +4,7 @@
 //! finished prefixes stay in a cache that forgets what was used longest ago. The dispatcher hears of all that as it does
 //! in a server: by reports, some time later.
 
-use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap, HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 
 use servekit_core::dispatch::{CHUNK, DispatchError, DpBudget, LoadBalanceMethod, Prompt, Report};
 
@@ -108,11 +107,10 @@ struct Rank {
     reported: u64,
 }
 
-#[derive(PartialEq, Eq, PartialOrd, Ord)]
 enum What {
     Arrive(usize),
     Step(usize),
-    Report(usize, u64, u64, u64),
+    Report(usize, Report),
     Active(usize, bool),
 }
 
@@ -122,7 +120,8 @@ pub(crate) struct Model<'a> {
     jobs: &'a [Job],
     budget: DpBudget,
     ranks: Vec<Rank>,
-    queue: BinaryHeap<Reverse<(u64, u64, What)>>,
+    /// What happens when, in the order of time and then of its coming up.
+    queue: BTreeMap<(u64, u64), What>,
     orders: u64,
     outcome: Outcome,
 }
@@ -135,7 +134,7 @@ impl<'a> Model<'a> {
             jobs,
             budget: DpBudget::new(serving.ranks),
             ranks: (0..serving.ranks).map(|_| Rank::default()).collect(),
-            queue: BinaryHeap::new(),
+            queue: BTreeMap::new(),
             orders: 0,
             outcome: Outcome { counts: vec![0; serving.ranks], ..Outcome::default() },
         };
@@ -147,13 +146,13 @@ impl<'a> Model<'a> {
             model.at(leaves, What::Active(0, false));
             model.at(returns, What::Active(0, true));
         }
-        while let Some(Reverse((now, _, what))) = model.queue.pop() {
+        while let Some(((now, _), what)) = model.queue.pop_first() {
             match what {
                 What::Arrive(job) => model.arrive(now, job, method),
                 What::Step(rank) => model.step(now, rank),
                 What::Active(rank, active) => model.budget.set_active(rank, active),
-                What::Report(rank, last_dispatch, requests, tokens) => {
-                    model.budget.update(rank, Report { last_dispatch, requests, tokens });
+                What::Report(rank, report) => {
+                    model.budget.update(rank, report);
                 }
             }
         }
@@ -162,7 +161,7 @@ impl<'a> Model<'a> {
 
     fn at(&mut self, at: u64, what: What) {
         self.orders += 1;
-        self.queue.push(Reverse((at, self.orders, what)));
+        self.queue.insert((at, self.orders), what);
     }
 
     fn arrive(&mut self, now: u64, number: usize, method: LoadBalanceMethod) {
@@ -229,10 +228,11 @@ impl<'a> Model<'a> {
         if idle || now >= rank.reported + self.serving.every {
             rank.reported = now;
             let requests = (rank.running.len() + rank.waiting.len()) as u64;
-            let held: u64 = rank.running.iter().map(|run| run.held + run.left).sum();
-            let waiting: u64 = rank.waiting.iter().map(|&job| jobs[job].tokens).sum();
-            let report = What::Report(number, rank.last_dispatch, requests, held + waiting);
-            self.at(now + self.serving.late, report);
+            let waiting = rank.waiting.iter().map(|&job| jobs[job].tokens);
+            let pending = rank.running.iter().map(|run| run.left).chain(waiting).sum();
+            let held: u64 = rank.running.iter().map(|run| run.held).sum();
+            let report = Report { last_dispatch: rank.last_dispatch, requests, tokens: held + pending, pending };
+            self.at(now + self.serving.late, What::Report(number, report));
         }
         if idle {
             self.ranks[number].busy = false;
