@@ -10,6 +10,7 @@ __all__ = [
     "DataParallelController",
     "Detokenizer",
     "DispatchError",
+    "Encoder",
     "LoadBalanceMethod",
     "MalformedError",
     "MultiTokenizerRouter",
@@ -22,7 +23,9 @@ __all__ = [
     "SilentError",
     "SocketMapping",
     "StatePage",
+    "TextStreams",
     "build_info",
+    "escape_json",
     "extract_field_by_index",
     "handle_output_by_index",
     "merge_batches",
@@ -291,13 +294,47 @@ class StatePage:
             pid: its process id.
         """
 
+    def end_process(self, role: str, index: int) -> None:
+        """Note that a process has ended: it holds nothing any more, what it counted stays.
+
+        Args:
+            role, index: as for `set_process`.
+        """
+
     def worker_add(self, index: int, field: str, delta: int) -> None:
         """Add to a number of a worker, stopping at 0; for that worker only.
 
         Args:
             index: the worker.
-            field: open_streams, reserved_tokens, requests, prompt_tokens, generation_tokens, refused or aborted.
+            field: a number that `snapshot` shows of a worker, but epoch and pid.
             delta: what to add.
+        """
+
+    def count_tokens(self, index: int, rank: int, prompt: int, cached: int, generated: int) -> None:
+        """Add to a worker's counts of the tokens of a rank; for that worker only.
+
+        Args:
+            index, rank: the worker and the rank; one that the page does not describe is nothing.
+            prompt: tokens of prompts that the rank has begun to answer.
+            cached: those of them that it had cached.
+            generated: tokens that it generated.
+        """
+
+    def observe(self, index: int, histogram: str, seconds: float, times: int = 1) -> None:
+        """Count values of as many seconds in a worker's histogram; for that worker only.
+
+        Args:
+            index: the worker.
+            histogram: first_token, gap, end_to_end or queue.
+            seconds: the value; what is no number or below 0 counts as 0.
+            times: how many values.
+        """
+
+    def histograms(self) -> dict[str, tuple[list[float], list[int], float]]:
+        """What all workers counted, dead ones included, by histogram.
+
+        Upper bounds of its buckets in seconds, inclusive; how many values lie in each, and how many above all bounds;
+        seconds of all values together.
         """
 
     def reserve(self, index: int, requests: int, tokens: int, max_requests: int) -> bool:
@@ -320,6 +357,100 @@ class StatePage:
 
     def snapshot(self) -> dict[str, Any]:
         """All of it as plain values: `phase`, `ready_once`, `control`, `ranks` and `workers` (one dict each)."""
+
+@final
+class Encoder:
+    """A model's tokenizer for prompts. Ids are those of the library `tokenizers`, for less.
+
+    Texts are split at special tokens, and the ids of such segments are remembered; so are the words of byte-level
+    vocabularies. Threads may encode at the same time.
+    """
+
+    def __new__(cls, tokenizer_file: str | os.PathLike[str], remembered: int) -> Encoder:
+        """Read a `tokenizer.json`; its truncation and padding are ignored.
+
+        Args:
+            remembered: most bytes of segments to remember.
+
+        Raises:
+            ResourceError: there is no such file, or it is no tokenizer.
+        """
+
+    def encode(self, texts: list[str], special: bool) -> list[bytes]:
+        """Ids of each text, as little-endian u32.
+
+        Args:
+            special: add the tokens that the tokenizer wants around a text.
+
+        Raises:
+            SettingError: the model has no token for a part of a text, and none for what it does not know.
+        """
+
+    @property
+    def counts(self) -> tuple[int, int, int, int, int]:
+        """Texts looked up, those of which a part was known, tokens of all, tokens that were known, bytes held now."""
+
+    @property
+    def knows_words(self) -> bool:
+        """Whether texts are cut into words here, rather than by the library."""
+
+    @property
+    def longest_token(self) -> int:
+        """Characters of the longest token."""
+
+@final
+class TextStreams:
+    """Event streams of an HTTP worker whose events differ in their text alone, by request id.
+
+    It turns the rows of a `BatchStrOutput` into bytes to write in one call, without decoding the batch.
+    """
+
+    def __new__(cls) -> TextStreams: ...
+    def open(self, rid: int, before: bytes, after: bytes, chunked: bool, sink: Any, tokens: int) -> None:
+        """Begin to render the rows of a request; one that was open is replaced.
+
+        Args:
+            before, after: the event around the JSON string of the text.
+            chunked: make each event an HTTP chunk.
+            sink: returned with the request's events.
+            tokens: what its rows reported so far.
+        """
+
+    def close(self, rid: int) -> tuple[int, float] | None:
+        """Leave a request's rows alone again.
+
+        Returns:
+            Tokens that its rows reported last; None if it is not open.
+        """
+
+    def tokens(self, rid: int) -> int | None:
+        """Tokens of a request so far; None if it is not open."""
+
+    def render(self, body: bytes) -> tuple[list[tuple[Any, bytes]], bytes | None, int, list[tuple[float, int]]]:
+        """Make events of a batch.
+
+        Returns:
+            Sinks with what is to be written, in the order of the rows; rows without text write nothing. And the batch
+            of all other rows, None if there are none: those of requests that are not open, and last rows, with which
+            a request is closed here. Then of all rows of open requests, last ones included: how many tokens they bring
+            beyond those that were reported before; and seconds since a request's row before, each with the number of
+            rows of which it is true.
+
+        Raises:
+            MalformedError: the bytes are no such batch, or an open request's text is missing or no UTF-8.
+        """
+
+    def __len__(self) -> int:
+        """Requests that are open."""
+
+def escape_json(text: str) -> bytes:
+    """The text as it stands between the quotes of a JSON string.
+
+    U+0085, U+2028 and U+2029, which some clients take for line ends, are escaped too.
+
+    Raises:
+        UnicodeEncodeError: the text has a lone surrogate.
+    """
 
 @final
 class LoadBalanceMethod:

@@ -62,7 +62,8 @@ def test_each_spelling_and_variable_sets_its_field(flag, monkeypatch, tmp_path):
         value, extra = str(script), ["--engine", "mock"]
     name = flag_of(flag.field)
     if isinstance(value, bool):
-        assert getattr(serve.parse([name if value else "--no-" + name[2:]]), flag.field) is value
+        for on, off in [(name, "--no-" + name[2:]), *(alias.strip().split("/") for alias in flag.aliases)]:
+            assert getattr(serve.parse([on if value else off]), flag.field) is value
     else:
         for spelling in (name, *flag.aliases):
             assert getattr(serve.parse([spelling, str(value), *extra]), flag.field) == value

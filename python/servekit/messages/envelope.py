@@ -57,6 +57,7 @@ class Kind(enum.IntEnum):
     SET_LOG_LEVEL = 52
     GET_STATE = 53
     ACTIVE_RANKS = 54
+    ABORT_REQUESTS = 55
     CONTROL_REPLY = 63
     KV_EVENT = 80
     LOAD_ADAPTER = 81

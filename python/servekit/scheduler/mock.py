@@ -24,6 +24,7 @@ from servekit.messages.batches import BatchEmbeddingOutput, BatchTokenIDOutput, 
 from servekit.messages.envelope import Envelope, Kind, Load
 from servekit.scheduler.log_level import set_log_level
 from servekit.scheduler.mock_requests import CYCLE, Cycling, Request, Rows
+from servekit.scheduler.mock_scores import Scores
 from servekit.scheduler.mock_script import Fault, Rule, Rules, Script, ScriptError, load_script
 from servekit.transport.rank_link import RankLink
 
@@ -46,7 +47,7 @@ class MockRank:
     """
 
     def __init__(
-        self, *, rank: int, epoch: int, step_s: float, max_len: int, most: int, pool: int, rules: Rules
+        self, *, rank: int, epoch: int, step_s: float, max_len: int, most: int, pool: int, vocab_size: int, rules: Rules
     ) -> None:
         """Set up an idle rank.
 
@@ -56,6 +57,7 @@ class MockRank:
             max_len: context in tokens.
             most: most requests that run at once.
             pool: tokens that it pretends to have room for.
+            vocab_size: ids that it names in logprobs are below it.
             rules: what its script says.
         """
         self.info: dict[str, Any] = {
@@ -69,6 +71,7 @@ class MockRank:
         self._rank, self._epoch, self._step_s = rank, epoch, step_s
         self._max_len, self._most, self._pool = max_len, most, pool
         self._rules = rules
+        self._vocab_size = vocab_size
         self._cycling = Cycling()
         self._scripted: dict[int, Request] = {}
         self._waiting: deque[Request] = deque()
@@ -156,6 +159,8 @@ class MockRank:
         rule = self._rules.match(body.input_ids)
         limit = min(body.sampling_params.max_new_tokens, self._max_len - prompt)
         request = Request(body.rid, prompt, limit, frozenset(body.sampling_params.stop_token_ids), rule)
+        if body.return_logprob:
+            request.scores = Scores(body, self._vocab_size)
         if limit < 1:
             message = f"the prompt of {prompt} tokens leaves no room in a context of {self._max_len}"
             self._closing.add(request, b"", FinishReason("error", message=message, status=400))
@@ -168,7 +173,7 @@ class MockRank:
             request = self._waiting.popleft()
             self._pending -= request.prompt
             self._held += request.prompt
-            if request.rule is None and not request.stops:
+            if request.rule is None and not request.stops and request.scores is None:
                 self._cycling.add(request)
                 continue
             self._scripted[request.rid] = request
@@ -221,7 +226,7 @@ class MockRank:
             self._send(link, rows.batch())
 
     def _play(self, link: RankLink, request: Request, now: float, rows: Rows) -> FinishReason | None:
-        """One step of a request that has a rule or stop tokens; its end if it ends."""
+        """One step of a request that does not just cycle; its end if it ends."""
         if now < request.due:
             return None
         rule = request.rule or Rule()
@@ -243,7 +248,8 @@ class MockRank:
             if "lost_finish" in kinds:
                 rows.add(request, struct.pack(f"<{len(tokens)}I", *tokens))
                 return end
-        rows.add(request, struct.pack(f"<{len(tokens)}I", *tokens), end)
+        more = None if request.scores is None else request.scores.columns(tokens)
+        rows.add(request, struct.pack(f"<{len(tokens)}I", *tokens), end, more)
         return end
 
     def _next_tokens(self, request: Request, rule: Rule) -> tuple[list[int], FinishReason | None]:
@@ -371,5 +377,6 @@ def create_mock_rank(ctx: ChildContext) -> MockRank:
         max_len=model.max_model_len,
         most=most,
         pool=args.max_total_tokens or most * model.max_model_len,
+        vocab_size=model.vocab_size,
         rules=rules,
     )

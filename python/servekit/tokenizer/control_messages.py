@@ -135,6 +135,10 @@ class ControlMessages:
             set_level(request.level)
         except ValueError as error:
             reply = ControlReply(False, str(error))
+        self.reply(envelope, reply)
+
+    def reply(self, envelope: Envelope, reply: ControlReply) -> None:
+        """Answer a control message in this worker's name."""
         try:
             self._sender.send(Envelope(Kind.CONTROL_REPLY, envelope.id, rank=party_of_worker(self._worker)), reply)
         except LinkFull as error:

@@ -78,6 +78,8 @@ pub enum Ask {
     LogLevel(Level),
     /// Something that is for the ranks alone.
     Ranks,
+    /// Something that is for the workers alone, the one that asks among them.
+    Workers,
     /// Nothing that could be done, and why.
     Refused(String),
     /// Nobody knows: a kind of that number is no control message here.

@@ -89,7 +89,8 @@ pub fn from_worker(frames: Frames) -> Event<'static, Frames> {
         Section::Empty => Event::Abort { from, rid },
         Section::Request { rank, tokens, .. } => {
             let text = match (kind, envelope.ext(Ext::Text)) {
-                (Kind::Embedding, _) => Err("this server computes no embeddings".to_owned()),
+                // Vectors have no text to be told about.
+                (Kind::Embedding, None) => Ok(TextOptions::default()),
                 (_, None) => Err("the text extension is missing".to_owned()),
                 (_, Some(data)) => TextOptions::parse(data).map_err(|error| error.to_string()),
             };
@@ -121,6 +122,7 @@ pub fn from_worker(frames: Frames) -> Event<'static, Frames> {
                     Ask::LogLevel,
                 ),
                 Kind::Profile | Kind::Pause | Kind::Continue => Ask::Ranks,
+                Kind::AbortRequests => Ask::Workers,
                 _ => Ask::Unknown(kind as u16),
             };
             Event::Control { from, id: rid, ask, frame: frames }
@@ -139,7 +141,7 @@ pub fn from_rank(mut frames: Frames) -> FromRank {
     let (kind, id) = (envelope.kind, Rid(envelope.id));
     let event = match envelope.section {
         Section::Hello { schema } => Event::Hello { side, from, schema, name: name(&envelope) },
-        Section::Batch { rows, last_dispatch, load, .. } if kind == Kind::BatchTokenId => {
+        Section::Batch { rows, last_dispatch, load, .. } if kind != Kind::BatchStr => {
             let rows = match rows {
                 0 => Ok(None),
                 _ => scan(kind, frames.swap_remove(1), rows as usize).map(Some),
@@ -288,10 +290,10 @@ pub fn abort_body(rid: Rid) -> Vec<u8> {
     body
 }
 
-/// Text for a worker.
-pub fn batch_str(epoch: u32, rows: u32) -> Vec<u8> {
+/// A batch for a worker.
+pub fn batch(epoch: u32, kind: Kind, rows: u32) -> Vec<u8> {
     let section = Section::Batch { rows, rank: -1, last_dispatch: 0, load: None };
-    EnvelopeBuilder { sender_epoch: epoch, ..EnvelopeBuilder::new(Kind::BatchStr, section) }.encode()
+    EnvelopeBuilder { sender_epoch: epoch, ..EnvelopeBuilder::new(kind, section) }.encode()
 }
 
 /// A batch of one row that ends a request with an error: envelope and body.
@@ -365,6 +367,7 @@ mod tests {
         for kind in [Kind::Profile, Kind::Pause, Kind::Continue] {
             assert_eq!(asks(kind, &NIL), Ask::Ranks);
         }
+        assert_eq!(asks(Kind::AbortRequests, &NIL), Ask::Workers);
         assert_eq!(asks(Kind::SetLogLevel, b"\x92\xaeSetLogLevelReq\xa5debug"), Ask::LogLevel(Level::Debug));
         for wrong in [&b"\x92\xaeSetLogLevelReq\xa4loud"[..], b"\x92\xaeSetLogLevelReq\xa6debug", &NIL] {
             assert!(matches!(asks(Kind::SetLogLevel, wrong), Ask::Refused(_)));
@@ -404,7 +407,7 @@ mod tests {
         assert!(matches!(event, Event::Control { from: Peer { epoch: 1, .. }, ask: Ask::Unknown(200), .. }));
         let FromRank::Event(event) = from_rank(frames()) else { panic!("no batch") };
         assert!(matches!(*event, Event::Unknown { kind: 200, .. }));
-        let batch = batch_str(1, 0);
+        let batch = batch(1, Kind::BatchStr, 0);
         let event = from_worker(vec![Message::copy_of(&batch), Message::copy_of(&NIL)]);
         assert!(matches!(event, Event::Unknown { kind: 33, .. }), "a worker sends no batches");
     }

@@ -20,7 +20,7 @@ impl<F: Share> Core<F> {
         let refusal = match &ask {
             Ask::Unknown(kind) => Some(format!("the control process does not know messages of kind {kind}")),
             Ask::Refused(why) => Some(why.clone()),
-            Ask::State | Ask::FlushCache | Ask::LogLevel(_) | Ask::Ranks => None,
+            Ask::State | Ask::FlushCache | Ask::LogLevel(_) | Ask::Ranks | Ask::Workers => None,
         };
         if refusal.is_some() {
             actions.push(Action::Answer { id, refusal, asked: Vec::new(), state: false });
@@ -28,21 +28,19 @@ impl<F: Share> Core<F> {
         }
         self.counters.control += 1;
         let budget = self.budget.ranks();
-        let ranks: Vec<_> = self
-            .ranks
-            .iter()
-            .enumerate()
-            .filter(|(rank, _)| budget[*rank].active())
-            .map(|(r, v)| (r, v.epoch))
-            .collect();
+        let for_ranks = ask != Ask::Workers;
+        let active = self.ranks.iter().enumerate().filter(|(rank, _)| for_ranks && budget[*rank].active());
+        let ranks: Vec<_> = active.map(|(rank, view)| (rank, view.epoch)).collect();
         if ask == Ask::FlushCache {
             self.budget.forget_prefixes();
         }
         let mut workers = Vec::new();
-        if let Ask::LogLevel(level) = ask {
-            actions.push(Action::SetLogLevel(level));
+        if matches!(ask, Ask::LogLevel(_) | Ask::Workers) {
             let greeted = (0..).zip(&self.worker_links).filter(|(_, link)| link.greeted);
             workers = greeted.map(|(worker, link)| Route { worker, epoch: (link.epoch & 0xFFF) as u16 }).collect();
+        }
+        if let Ask::LogLevel(level) = ask {
+            actions.push(Action::SetLogLevel(level));
         }
         let parties = ranks.iter().map(|&(rank, _)| rank as i32);
         let asked = parties.chain(workers.iter().map(|route| worker_party(route.worker))).collect();

@@ -11,14 +11,16 @@ impl<F: Share> Core<F> {
         let mut place = self.table.remove(&rid)?;
         match &mut place {
             Place::Waiting { request, .. } => {
+                self.leave_room(rid, request.room);
                 self.waiting.retain(|waiting| *waiting != rid);
                 self.waiting_tokens -= u64::from(request.tokens);
                 if let Some(group) = &request.group {
                     self.groups.settle(rid, group, None);
                 }
             }
-            Place::Rank { rank, dispatch, kept, .. } => {
+            Place::Rank { rank, dispatch, kept, room, .. } => {
                 self.keeper.release(kept.take());
+                self.leave_room(rid, *room);
                 self.budget.release(*rank, *dispatch);
                 self.ranks[*rank].in_flight = self.ranks[*rank].in_flight.saturating_sub(1);
             }

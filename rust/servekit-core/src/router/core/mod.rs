@@ -50,7 +50,7 @@ pub struct CoreConfig {
 #[derive(Debug)]
 enum Place<F> {
     Waiting { since: Nanos, request: Box<Request<F>> },
-    Rank { rank: usize, dispatch: u64, aborted: bool, kept: Option<Kept<F>> },
+    Rank { rank: usize, dispatch: u64, aborted: bool, room: Option<u64>, kept: Option<Kept<F>> },
 }
 
 /// One rank, beside its budget.
@@ -87,6 +87,8 @@ pub struct Core<F> {
     rank_links: Vec<Link>,
     worker_links: Vec<Link>,
     table: HashMap<Rid, Place<F>>,
+    /// Bootstrap rooms of the requests in the table.
+    rooms: HashMap<u64, Rid>,
     waiting: VecDeque<Rid>,
     /// Prompt tokens of those that wait.
     waiting_tokens: u64,
@@ -131,6 +133,7 @@ impl<F: Share> Core<F> {
             rank_links: config.rank_epochs.iter().copied().map(Link::new).collect(),
             worker_links: config.worker_epochs.iter().copied().map(Link::new).collect(),
             table: HashMap::new(),
+            rooms: HashMap::new(),
             waiting: VecDeque::new(),
             waiting_tokens: 0,
             pending_tokens: 0,
@@ -239,6 +242,11 @@ impl<F: Share> Core<F> {
     /// Groups of which members are still to come.
     pub fn open_groups(&self) -> usize {
         self.groups.len()
+    }
+
+    /// Bootstrap rooms that a request is in.
+    pub fn rooms(&self) -> usize {
+        self.rooms.len()
     }
 
     /// What was counted.

@@ -1,9 +1,11 @@
 //! A request's way to a rank.
 
+use std::collections::hash_map::Entry;
+
 use super::super::event::{Action, Nanos, Peer, Request, Share, Side};
 use super::{Actions, Core, Place, Refusal};
 use crate::dispatch::{DispatchError, Dispatched, LoadBalanceMethod, Prompt};
-use crate::wire::TextOptions;
+use crate::wire::{Rid, TextOptions};
 
 impl<F: Share> Core<F> {
     pub(super) fn request(&mut self, from: Peer, request: Request<F>, now: Nanos, actions: &mut Actions<F>) {
@@ -19,7 +21,7 @@ impl<F: Share> Core<F> {
         self.counters.requests += 1;
         let refusal = match &request.text {
             Err(reason) => Some((400, reason.clone())),
-            Ok(_) => self.full(u64::from(request.tokens)),
+            Ok(_) => self.full(u64::from(request.tokens)).or_else(|| self.take_room(&request)),
         };
         if let Some(refusal) = refusal {
             self.refuse(request, refusal, actions);
@@ -54,8 +56,30 @@ impl<F: Share> Core<F> {
         self.running = active.map(|(_, rank)| rank.max_running).sum();
     }
 
+    /// Notes which request is in a room; the refusal of one whose room is taken.
+    fn take_room(&mut self, request: &Request<F>) -> Option<Refusal> {
+        let room = request.room?;
+        match self.rooms.entry(room) {
+            Entry::Occupied(_) => Some((400, format!("bootstrap_room {room} is in use by a request in flight"))),
+            Entry::Vacant(entry) => {
+                entry.insert(request.rid);
+                None
+            }
+        }
+    }
+
+    /// Empties the room of a request, if that is its own.
+    pub(super) fn leave_room(&mut self, rid: Rid, room: Option<u64>) {
+        if let Some(room) = room
+            && self.rooms.get(&room) == Some(&rid)
+        {
+            self.rooms.remove(&room);
+        }
+    }
+
     pub(super) fn refuse(&mut self, mut request: Request<F>, (status, message): Refusal, actions: &mut Actions<F>) {
         self.counters.refused += 1;
+        self.leave_room(request.rid, request.room);
         if let Some(group) = &request.group {
             self.groups.settle(request.rid, group, None);
         }
@@ -75,7 +99,7 @@ impl<F: Share> Core<F> {
                 self.ranks[rank].in_flight += 1;
                 self.ranks[rank].dispatched += 1;
                 let kept = self.keep(&mut request);
-                self.table.insert(rid, Place::Rank { rank, dispatch, aborted: false, kept });
+                self.table.insert(rid, Place::Rank { rank, dispatch, aborted: false, room: request.room, kept });
                 let receiver_epoch = self.ranks[rank].epoch;
                 actions.push(open(&mut request, Some(rank)));
                 actions.push(Action::Send { rid, rank, receiver_epoch, attempt: 1, dispatch, frame: request.frame });

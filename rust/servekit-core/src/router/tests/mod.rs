@@ -181,6 +181,7 @@ impl World {
     /// Nothing is left: no entry, no wait, no group, no charge.
     fn assert_empty(&self) {
         assert_eq!((self.core.in_flight(), self.core.waiting(), self.core.open_groups()), (0, 0, 0));
+        assert_eq!(self.core.rooms(), 0);
         for (budget, view) in self.core.budget().ranks().iter().zip(self.core.ranks()) {
             assert_eq!((budget.requests(), budget.tokens(), view.in_flight), (0, 0, 0));
         }

@@ -490,6 +490,21 @@ fn a_log_level_reaches_the_workers_too() {
 }
 
 #[test]
+fn what_is_for_workers_reaches_no_rank() {
+    let mut world = World::ready(config(2, 2));
+    let (id, from) = (world.mint(0), world.peer(Side::Worker, 0));
+    let actions = world.handle(Event::Control { from, id, ask: Ask::Workers, frame: 5 });
+    let workers = [0, 1].map(|worker| Route { worker, epoch: 1 }).to_vec();
+    assert_eq!(
+        actions,
+        [
+            Action::Answer { id, refusal: None, asked: vec![-2, -3], state: false },
+            Action::Control { ranks: vec![], workers, frame: 5 }
+        ]
+    );
+}
+
+#[test]
 fn what_can_not_be_obeyed_is_refused() {
     let mut world = World::ready(config(1, 1));
     let (id, from) = (world.mint(0), world.peer(Side::Worker, 0));
@@ -534,5 +549,26 @@ fn a_draining_router_finishes_and_takes_nothing() {
     let late = world.request();
     assert_eq!((world.status(rid), world.status(late)), (None, Some(503)));
     world.step(0, &[(rid, true)]);
+    world.assert_empty();
+}
+
+#[test]
+fn a_bootstrap_room_is_for_one_request_at_a_time() {
+    let mut world = World::ready(config(2, 1));
+    let first = world.request_with(|request| request.room = Some(5));
+    let second = world.request_with(|request| request.room = Some(5));
+    let other = world.request_with(|request| request.room = Some(6));
+    assert_eq!(world.failed[&second].0, 400);
+    assert!(world.failed[&second].1.contains("room 5"));
+    let third = world.request_with(|request| request.room = Some(5));
+    assert!(world.failed.contains_key(&third), "the refusal has not emptied the room");
+    for rid in [first, other] {
+        let rank = world.sent[&rid].0 as u16;
+        world.step(rank, &[(rid, true)]);
+    }
+    let fourth = world.request_with(|request| request.room = Some(5));
+    assert!(world.sent.contains_key(&fourth));
+    world.abort(fourth);
+    world.step(world.sent[&fourth].0 as u16, &[(fourth, true)]);
     world.assert_empty();
 }
