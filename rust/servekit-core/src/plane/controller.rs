@@ -262,6 +262,9 @@ impl Dispatcher {
             }
             Section::Empty | Section::Control { .. } if goes_to_all(envelope.kind) => {
                 self.count(|counts| counts.broadcast += 1);
+                if envelope.kind == Kind::FlushCache {
+                    self.with_budget(|budget, _| budget.forget_prefixes());
+                }
                 for rank in 0..self.lives.len() {
                     let mut parts = frames.iter().map(|part| part.to_vec());
                     let head = parts.next().unwrap_or_default();
