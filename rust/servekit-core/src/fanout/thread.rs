@@ -60,7 +60,7 @@ pub(crate) fn run(
         match task {
             FanoutTask::Text(frames) => {
                 for frame in frames {
-                    let envelope = batch(epoch, frame.kind, frame.rows);
+                    let envelope = batch(epoch, frame.kind, frame.rank, frame.rows);
                     send(&mut mapping, frame.route, envelope, vec![Message::from(frame.body)], cuts, log)?;
                 }
             }
