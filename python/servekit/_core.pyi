@@ -10,6 +10,7 @@ __all__ = [
     "DataParallelController",
     "Detokenizer",
     "DispatchError",
+    "Encoder",
     "LoadBalanceMethod",
     "MalformedError",
     "MultiTokenizerRouter",
@@ -31,6 +32,7 @@ __all__ = [
     "parse_envelope",
     "parse_group",
     "parse_text_options",
+    "prefix_hashes",
     "schema_hash",
     "set_parent_death_signal",
     "split_batch",
@@ -87,6 +89,20 @@ def set_parent_death_signal(signal: int) -> None:
 
     Raises:
         SettingError: no signal has that number.
+    """
+
+def prefix_hashes(input_ids: bytes, salt: bytes | None = None) -> bytes:
+    """Names of a prompt's prefixes of whole 64-token chunks, for the PREFIX_HASHES extension and `DPBudget.dispatch`.
+
+    Args:
+        input_ids: little-endian u32.
+        salt: prompts of another salt share nothing.
+
+    Returns:
+        Little-endian u64, shortest prefix first, at most 512: each is a hash of all ids up to its place.
+
+    Raises:
+        SettingError: `input_ids` is no list of u32.
     """
 
 def schema_hash() -> int:
@@ -333,11 +349,54 @@ class StatePage:
     def control_age(self) -> float:
         """Seconds since the oldest beat of a control thread; infinite while one has not beaten yet."""
 
+    def queued_tokens(self) -> int:
+        """Prompt tokens that wait to be computed, as control last said."""
+
     def active_ranks(self) -> list[bool]:
         """Whether each rank takes requests."""
 
     def snapshot(self) -> dict[str, Any]:
         """All of it as plain values: `phase`, `ready_once`, `control`, `ranks` and `workers` (one dict each)."""
+
+@final
+class Encoder:
+    """A model's tokenizer for prompts. Ids are those of the library `tokenizers`, for less.
+
+    Texts are split at special tokens, and the ids of such segments are remembered; so are the words of byte-level
+    vocabularies. Threads may encode at the same time.
+    """
+
+    def __new__(cls, tokenizer_file: str | os.PathLike[str], remembered: int) -> Encoder:
+        """Read a `tokenizer.json`; its truncation and padding are ignored.
+
+        Args:
+            remembered: most bytes of segments to remember.
+
+        Raises:
+            ResourceError: there is no such file, or it is no tokenizer.
+        """
+
+    def encode(self, texts: list[str], special: bool) -> list[bytes]:
+        """Ids of each text, as little-endian u32.
+
+        Args:
+            special: add the tokens that the tokenizer wants around a text.
+
+        Raises:
+            SettingError: the model has no token for a part of a text, and none for what it does not know.
+        """
+
+    @property
+    def counts(self) -> tuple[int, int, int, int, int]:
+        """Texts looked up, those of which a part was known, tokens of all, tokens that were known, bytes held now."""
+
+    @property
+    def knows_words(self) -> bool:
+        """Whether texts are cut into words here, rather than by the library."""
+
+    @property
+    def longest_token(self) -> int:
+        """Characters of the longest token."""
 
 @final
 class TextStreams:
@@ -357,7 +416,7 @@ class TextStreams:
             tokens: what its rows reported so far.
         """
 
-    def close(self, rid: int) -> int | None:
+    def close(self, rid: int) -> tuple[int, float] | None:
         """Leave a request's rows alone again.
 
         Returns:
@@ -365,7 +424,7 @@ class TextStreams:
         """
 
     def tokens(self, rid: int) -> int | None:
-        """Tokens that a request's rows reported last; None if it is not open."""
+        """Tokens of a request so far; None if it is not open."""
 
     def render(self, body: bytes) -> tuple[list[tuple[Any, bytes]], bytes | None, int, list[tuple[float, int]]]:
         """Make events of a batch.
@@ -402,6 +461,7 @@ class LoadBalanceMethod:
     FOLLOW_BOOTSTRAP_ROOM: ClassVar[LoadBalanceMethod]
     TOTAL_REQUESTS: ClassVar[LoadBalanceMethod]
     TOTAL_TOKENS: ClassVar[LoadBalanceMethod]
+    CACHE_AWARE: ClassVar[LoadBalanceMethod]
 
     @staticmethod
     def from_name(name: str) -> LoadBalanceMethod:
@@ -464,18 +524,25 @@ class DPBudget:
             SettingError: another number.
         """
 
-    def dispatch(self, method: LoadBalanceMethod, tokens: int, room: int | None = None) -> tuple[int, int]:
+    def dispatch(
+        self, method: LoadBalanceMethod, tokens: int, room: int | None = None, prefixes: bytes | None = None
+    ) -> tuple[int, int]:
         """Choose a rank for a request of `tokens` prompt tokens and book it there: rank and number of the dispatch.
+
+        `prefixes` are the prompt's `prefix_hashes`, for CACHE_AWARE: what the chosen rank probably has cached is not
+        charged, and it is remembered that it has the prompt now.
 
         Raises:
             DispatchError: no rank is active, or the room's rank is not, or the method needs a room and there is none.
+            MalformedError: `prefixes` is no list of u64.
         """
 
-    def credit(self, rank: int, tokens: int) -> int:
+    def credit(self, rank: int, tokens: int, prefixes: bytes | None = None) -> int:
         """Book a request at a rank that somebody named, as if it had been chosen: number of the dispatch.
 
         Raises:
             DispatchError: there is no such rank, or it is not active.
+            MalformedError: `prefixes` is no list of u64.
         """
 
     def update(self, report: RankReport) -> bool:
@@ -485,7 +552,10 @@ class DPBudget:
         """Take back a dispatch that no report will show; False if one has."""
 
     def reset(self, rank: int) -> None:
-        """Forget all that a rank was charged with."""
+        """Forget all that a rank was charged with, and what it had cached."""
+
+    def forget_prefixes(self) -> None:
+        """Forget what every rank had cached."""
 
     def set_active(self, rank: int, active: bool) -> None:
         """Let a rank take requests, or not."""
@@ -597,6 +667,8 @@ class MultiTokenizerRouter:
         tokenizer_file: str | os.PathLike[str] | None = None,
         rank_wait_timeout: float = 30.0,
         max_queued_requests: int = 1024,
+        max_queued_tokens: int | None = None,
+        resume_memory: int = ...,
     ) -> MultiTokenizerRouter:
         """A router that does not run yet.
 
@@ -724,6 +796,8 @@ class ControlPlane:
         rank_wait_timeout: float = 30.0,
         max_queued_requests: int = 1024,
         max_unacknowledged: int = ...,
+        max_queued_tokens: int | None = None,
+        resume_memory: int = ...,
     ) -> ControlPlane:
         """A plane that does not run yet.
 
@@ -739,6 +813,8 @@ class ControlPlane:
             max_queued_requests: most requests in flight beyond those that the active ranks run at once.
             max_unacknowledged: bytes that a worker may have been sent and not acknowledged, 64 MiB if not given; over
                 that its requests end with an error.
+            max_queued_tokens: most prompt tokens that wait to be computed, None for any number.
+            resume_memory: most bytes of requests' frames that are kept until the requests end, 256 MiB if not given.
 
         Raises:
             SettingError: one of them is out of range.

@@ -3,6 +3,7 @@
 mod controller;
 mod detok;
 mod dispatch;
+mod encode;
 mod errors;
 mod fanout;
 mod plane;
@@ -32,7 +33,9 @@ mod _core {
     #[pymodule_export]
     use crate::detok::Detokenizer;
     #[pymodule_export]
-    use crate::dispatch::{DPBudget, LoadBalanceMethod};
+    use crate::dispatch::{DPBudget, LoadBalanceMethod, prefix_hashes};
+    #[pymodule_export]
+    use crate::encode::Encoder;
     #[pymodule_export]
     use crate::errors::{
         DispatchError, MalformedError, PhaseError, ResourceError, ServekitError, SettingError, SilentError,

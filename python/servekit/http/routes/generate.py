@@ -17,7 +17,7 @@ from servekit.http.body import read_body
 from servekit.http.generation import generate, manager_of
 from servekit.http.logprobs import LEAST
 from servekit.http.openapi import describe_body
-from servekit.http.prompts import check_ids, encode_prompt, prompts_of
+from servekit.http.prompts import check_ids, encode_prompts, prompts_of
 from servekit.http.shapes import ended
 from servekit.http.sse import event, json_value
 from servekit.tokenizer import options as opt
@@ -270,8 +270,8 @@ def _encode(
     encoder: TextEncoder, prompts: list[str | list[int]], items: _Items, options: Sequence[opt.GenerationOptions]
 ) -> list[Ask]:
     return [
-        Ask(Prompt(encode_prompt(encoder, prompt, True)), option, option.max_tokens, items.logprobs(i))
-        for i, (prompt, option) in enumerate(zip(prompts, options, strict=True))
+        Ask(Prompt(ids), option, option.max_tokens, items.logprobs(i))
+        for i, (ids, option) in enumerate(zip(encode_prompts(encoder, prompts, True), options, strict=True))
     ]
 
 
