@@ -1,4 +1,4 @@
-"""A load generator for chat completions: one thread, raw sockets and epoll, so that it costs less than what it measures.
+"""A load generator for chat completions: one thread over raw sockets, so that it costs less than what it measures.
 
     python benches/python/http/load.py --port 8000 --model NAME [--connections 64] [--seconds 6] [--stream 64]
 
@@ -112,14 +112,8 @@ class Connection:
 def request_bytes(port: int, model: str, words: int, tokens: int, stream: bool) -> bytes:
     """A chat request of about `words` tokens."""
     text = " ".join(("time", "water", "people", "house", "music", "story", "light")[i % 7] for i in range(words))
-    body = json.dumps(
-        {
-            "model": model,
-            "stream": stream,
-            "max_tokens": tokens,
-            "messages": [{"role": "user", "content": f"{_NUMBER.decode()}: {text}"}],
-        }
-    ).encode()
+    messages = [{"role": "user", "content": f"{_NUMBER.decode()}: {text}"}]
+    body = json.dumps({"model": model, "stream": stream, "max_tokens": tokens, "messages": messages}).encode()
     head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: application/json\r\n"
     return head.encode() + b"Content-Length: %d\r\n\r\n" % len(body) + body
 
