@@ -38,7 +38,9 @@ def create_app(
         secrets: the keys.
     """
     args = manager.config.server_args
-    app = Application(title="servekit", version=__version__, redoc_url=None, root_path=args.root_path)
+    app = Application(title="servekit", version=__version__, redoc_url=None)
+    # Unlike uvicorn's setting, this fits proxies that cut the path off and proxies that do not.
+    app.root_path = args.root_path
     app.state.manager = manager
     app.state.chat_template = chat_template
     app.state.scheduler_info = scheduler_info
