@@ -12,6 +12,7 @@ from fastapi import APIRouter, Request
 from msgspec import UNSET, Meta, UnsetType
 from starlette.responses import Response
 
+from servekit.http.answers import Generated
 from servekit.http.body import read_body
 from servekit.http.generation import generate, manager_of
 from servekit.http.logprobs import LEAST
@@ -115,7 +116,10 @@ _UNBUILT = (
 )
 
 
-@router.post("/generate", openapi_extra=describe_body(GenerateRequest))
+@router.post(
+    "/generate",
+    openapi_extra=describe_body(GenerateRequest, answer=Generated | list[Generated], streams=True, ranked=True),
+)
 async def generate_(request: Request) -> Response:
     """Go on with one or more prompts."""
     manager = manager_of(request)

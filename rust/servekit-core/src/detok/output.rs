@@ -15,6 +15,8 @@ pub struct WorkerFrame {
     pub route: Route,
     /// `BatchStr`; of a batch that passed the shard unchanged, its own kind.
     pub kind: Kind,
+    /// The rank that its rows come from, -1 if that was not told.
+    pub rank: i32,
     /// Rows in it.
     pub rows: u32,
     /// A batch of that kind.
@@ -204,6 +206,6 @@ impl Rows {
                 },
             }
         }
-        WorkerFrame { route: self.route, kind: Kind::BatchStr, rows: count as u32, body: out.into_vec() }
+        WorkerFrame { route: self.route, kind: Kind::BatchStr, rank: -1, rows: count as u32, body: out.into_vec() }
     }
 }
