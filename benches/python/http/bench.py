@@ -25,7 +25,6 @@ import platform
 import subprocess
 import sys
 from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import Any
 
 import psutil

@@ -133,8 +133,9 @@ impl Shard {
         if batch.kind() == Kind::BatchTokenId { self.detokenize(batch, None, out) } else { self.pass(batch, out) }
     }
 
-    /// Take this shard's rows of a batch that `rank` sent. A row of a request that is at another rank is of another
-    /// attempt: it is dropped and counted. What is no token ids passes as it is, as far as its requests are open.
+    /// Take this shard's rows of a batch that `rank` sent; all frames in `out` become that rank's. A row of a request that
+    /// is at another rank is of another attempt: it is dropped and counted. What is no token ids passes as it is, as far
+    /// as its requests are open.
     pub fn batch_of(&mut self, rank: u16, batch: &ScannedBatch, out: &mut ShardOutput) {
         if batch.kind() == Kind::BatchTokenId {
             self.detokenize(batch, Some(rank), out);
@@ -142,6 +143,7 @@ impl Shard {
             let live = self.close_finished(rank, batch);
             pass_rows(batch, |rid| live.contains(&rid), out);
         }
+        out.frames.iter_mut().for_each(|frame| frame.rank = i32::from(rank));
     }
 
     /// The open requests among this shard's rows; those whose row is finished are closed.
@@ -299,6 +301,6 @@ impl Shard {
 fn pass_rows(batch: &ScannedBatch, wanted: impl Fn(u64) -> bool, out: &mut ShardOutput) {
     for part in split_rows_by_worker(batch, wanted) {
         let body = Body::Shared(part.body);
-        out.frames.push(WorkerFrame { route: part.route, kind: batch.kind(), rows: part.rows, body });
+        out.frames.push(WorkerFrame { route: part.route, kind: batch.kind(), rank: -1, rows: part.rows, body });
     }
 }

@@ -295,9 +295,9 @@ pub fn abort_body(rid: Rid) -> Vec<u8> {
     body
 }
 
-/// A batch for a worker.
-pub fn batch(epoch: u32, kind: Kind, rows: u32) -> Vec<u8> {
-    let section = Section::Batch { rows, rank: -1, last_dispatch: 0, load: None };
+/// A batch for a worker, of rows that come from one rank, or -1 if they come from none.
+pub fn batch(epoch: u32, kind: Kind, rank: i32, rows: u32) -> Vec<u8> {
+    let section = Section::Batch { rows, rank, last_dispatch: 0, load: None };
     EnvelopeBuilder { sender_epoch: epoch, ..EnvelopeBuilder::new(kind, section) }.encode()
 }
 
@@ -412,7 +412,7 @@ mod tests {
         assert!(matches!(event, Event::Control { from: Peer { epoch: 1, .. }, ask: Ask::Unknown(200), .. }));
         let FromRank::Event(event) = from_rank(frames()) else { panic!("no batch") };
         assert!(matches!(*event, Event::Unknown { kind: 200, .. }));
-        let batch = batch(1, Kind::BatchStr, 0);
+        let batch = batch(1, Kind::BatchStr, -1, 0);
         let event = from_worker(vec![Message::copy_of(&batch), Message::copy_of(&NIL)]);
         assert!(matches!(event, Event::Unknown { kind: 33, .. }), "a worker sends no batches");
     }
