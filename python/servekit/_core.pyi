@@ -10,6 +10,7 @@ __all__ = [
     "DataParallelController",
     "Detokenizer",
     "DispatchError",
+    "Encoder",
     "LoadBalanceMethod",
     "MalformedError",
     "MultiTokenizerRouter",
@@ -340,6 +341,46 @@ class StatePage:
         """All of it as plain values: `phase`, `ready_once`, `control`, `ranks` and `workers` (one dict each)."""
 
 @final
+class Encoder:
+    """A model's tokenizer for prompts. Ids are those of the library `tokenizers`, for less.
+
+    Texts are split at special tokens, and the ids of such segments are remembered; so are the words of byte-level
+    vocabularies. Threads may encode at the same time.
+    """
+
+    def __new__(cls, tokenizer_file: str | os.PathLike[str], remembered: int) -> Encoder:
+        """Read a `tokenizer.json`; its truncation and padding are ignored.
+
+        Args:
+            remembered: most bytes of segments to remember.
+
+        Raises:
+            ResourceError: there is no such file, or it is no tokenizer.
+        """
+
+    def encode(self, texts: list[str], special: bool) -> list[bytes]:
+        """Ids of each text, as little-endian u32.
+
+        Args:
+            special: add the tokens that the tokenizer wants around a text.
+
+        Raises:
+            SettingError: the model has no token for a part of a text, and none for what it does not know.
+        """
+
+    @property
+    def counts(self) -> tuple[int, int, int, int, int]:
+        """Texts looked up, those of which a part was known, tokens of all, tokens that were known, bytes held now."""
+
+    @property
+    def knows_words(self) -> bool:
+        """Whether texts are cut into words here, rather than by the library."""
+
+    @property
+    def longest_token(self) -> int:
+        """Characters of the longest token."""
+
+@final
 class TextStreams:
     """Event streams of an HTTP worker whose events differ in their text alone, by request id.
 
@@ -357,7 +398,7 @@ class TextStreams:
             tokens: what its rows reported so far.
         """
 
-    def close(self, rid: int) -> int | None:
+    def close(self, rid: int) -> tuple[int, float] | None:
         """Leave a request's rows alone again.
 
         Returns:
@@ -365,7 +406,7 @@ class TextStreams:
         """
 
     def tokens(self, rid: int) -> int | None:
-        """Tokens that a request's rows reported last; None if it is not open."""
+        """Tokens of a request so far; None if it is not open."""
 
     def render(self, body: bytes) -> tuple[list[tuple[Any, bytes]], bytes | None, int, list[tuple[float, int]]]:
         """Make events of a batch.

@@ -141,6 +141,11 @@ def test_chat_template_places_in_order(tmp_path: Path) -> None:
     assert read_tokenizer_info(tmp_path).chat_template == "jinja"
 
 
+def test_a_text_of_an_embedding_model_is_as_long_as_it_was_trained_on(tmp_path: Path) -> None:
+    write(tmp_path, config=CONFIG, sentence_bert_config={"max_seq_length": 77})
+    assert read_weights_info(tmp_path).max_model_len == 77
+
+
 @pytest.mark.parametrize(
     ("generation", "expected"),
     [

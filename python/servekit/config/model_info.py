@@ -138,7 +138,9 @@ def read_weights_info(folder: Path) -> WeightsInfo:
     # A model that also sees or hears keeps its language part one level down.
     config = {**text_config, **config} if isinstance(text_config, dict) else config
     generation = read_json(folder / "generation_config.json")
-    lengths = (_count(config.get(key)) for key in _LENGTH_KEYS)
+    # An embedding model may have been trained on shorter texts than its positions allow.
+    text_length = read_json(folder / "sentence_bert_config.json").get("max_seq_length")
+    lengths = (_count(length) for length in (text_length, *(config.get(key) for key in _LENGTH_KEYS)))
     length = next((length for length in lengths if length is not None), None)
     vocab_size = _count(config.get("vocab_size"))
     if vocab_size is None:

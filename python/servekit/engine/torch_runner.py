@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ import numpy as np
 import torch
 
 from servekit.engine.attention import TorchAttention
+from servekit.engine.device import DeviceError, choose_device, choose_dtype, share_threads
 from servekit.engine.kv_cache import KvPool
 from servekit.engine.linear import DenseLinear, LinearFactory, choose_linear
 from servekit.engine.logprobs import DeviceLogprobs, read_logprobs, read_prompt_logprobs
@@ -24,7 +24,6 @@ from servekit.models.registry import load_model, read_config
 
 logger = logging.getLogger(__name__)
 
-_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 _CPU_CONTEXTS = 8
 _CPU_POOL_BYTES = 2 << 30
 _CUDA_SHARE = 0.85
@@ -41,10 +40,6 @@ class Handle:
     tokens: torch.Tensor | None
     logprobs: DeviceLogprobs | None
     prompt_logprobs: DeviceLogprobs | None
-
-
-class DeviceError(ValueError):
-    """A device or dtype that this machine can't give. One line for the operator."""
 
 
 class TorchRunner:
@@ -123,11 +118,10 @@ def load_torch_runner(
         DeviceError: there is no such device, or too little memory on it.
     """
     began = time.monotonic()
-    where = _device(device, rank)
-    if where.type == "cpu":
-        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // ranks))
+    where = choose_device(device, rank)
+    share_threads(where, ranks)
     config = read_config(path)
-    kind = _dtype(dtype, where)
+    kind = choose_dtype(dtype, where)
     name: str = "torch"
     linear: LinearFactory = DenseLinear
     if where.type == "cpu" and kind == torch.float32:
@@ -168,26 +162,6 @@ def _warm_up(runner: TorchRunner) -> None:
     columns = SamplingColumns(off, ones, zero, off, zero.astype(np.uint64), zero)
     for start in range(2):
         runner.collect(runner.launch(Plan(0, zero, zero + start, one, one[None], zero, columns)))
-
-
-def _device(name: str, rank: int) -> torch.device:
-    available = torch.cuda.is_available()
-    if name == "cuda" and not available:
-        raise DeviceError("--device cuda: torch sees no CUDA device")
-    if name == "cpu" or not available:
-        return torch.device("cpu")
-    device = torch.device("cuda", rank % torch.cuda.device_count())
-    torch.cuda.set_device(device)
-    return device
-
-
-def _dtype(name: str, device: torch.device) -> torch.dtype:
-    if name == "auto":
-        return torch.float32 if device.type == "cpu" else torch.bfloat16
-    if name == "float32" and device.type == "cuda":
-        # Plain float32 is what was asked for, not the shorter format of tensor cores.
-        torch.backends.cuda.matmul.allow_tf32 = False
-    return _DTYPES[name]
 
 
 def _pool_tokens(

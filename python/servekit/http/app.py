@@ -17,6 +17,7 @@ from servekit.http.cors import Cors
 from servekit.http.keys import KeyGuard
 from servekit.http.metrics import registry_of
 from servekit.http.routes import OPERATOR_ROUTERS, ROUTERS, metrics
+from servekit.http.short_way import Application
 from servekit.tokenizer.chat_template import ChatTemplate
 from servekit.tokenizer.manager import CONTROL_SILENCE_S, TokenizerManager
 
@@ -37,7 +38,7 @@ def create_app(
         secrets: the keys.
     """
     args = manager.config.server_args
-    app = FastAPI(title="servekit", version=__version__, redoc_url=None)
+    app = Application(title="servekit", version=__version__, redoc_url=None)
     # Unlike uvicorn's setting, this fits proxies that cut the path off and proxies that do not.
     app.root_path = args.root_path
     app.state.manager = manager
@@ -45,8 +46,7 @@ def create_app(
     app.state.scheduler_info = scheduler_info
     app.state.link_counters = link_counters
     app.state.started_at = int(time.time())
-    for router in (*ROUTERS, *OPERATOR_ROUTERS):
-        app.include_router(router)
+    app.include_directly((*ROUTERS, *OPERATOR_ROUTERS))
     if args.metrics:
         app.state.metrics = registry_of(manager.page, manager.config.port_args.main_pid, CONTROL_SILENCE_S)
         app.include_router(metrics.router)

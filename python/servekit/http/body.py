@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T", bound=msgspec.Struct)
 
-_AT = re.compile(r"^(?P<why>.*) - at `\$\.?(?P<path>.*)`$", re.DOTALL)
+_AT = re.compile(r"^(?P<why>.*) - at (?:`key` in )?`\$\.?(?P<path>.*)`$", re.DOTALL)
 
 
 @lru_cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from servekit.config.model_info import ModelInfo
@@ -47,10 +48,13 @@ def check_ids(ids: list[int], vocab_size: int, param: str) -> None:
         raise Refusal(400, f"{param}: token ids must be from 0 to {vocab_size - 1}", param=param)
 
 
-def encode_prompt(encoder: TextEncoder, prompt: str | list[int], add_special_tokens: bool) -> list[int]:
-    """Ids of a prompt in either form.
+def encode_prompts(
+    encoder: TextEncoder, prompts: Sequence[str | list[int]], add_special_tokens: bool
+) -> list[list[int]]:
+    """Ids of prompts in either form.
 
     Raises:
-        Refusal: the text is longer than any that fits the context.
+        Refusal: a text is longer than any that fits the context.
     """
-    return encoder.encode_prompt(prompt, add_special_tokens) if isinstance(prompt, str) else prompt
+    made = iter(encoder.encode_prompts([each for each in prompts if isinstance(each, str)], add_special_tokens))
+    return [next(made) if isinstance(each, str) else each for each in prompts]

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+GC_THRESHOLDS = (20_000, 20, 20)
+"""Python's own (700, 10, 10) look through all live requests several times a second, for hardly any cycles."""
 DEFAULT_RUNNING = 4096
 """Requests that a rank runs at once, as long as it has not told."""
 
@@ -108,6 +110,7 @@ class TokenizerWorker:
         # What was loaded stays: no later collection has to look through it.
         gc.collect()
         gc.freeze()
+        gc.set_threshold(*GC_THRESHOLDS)
         self._ctx.ready({"seconds": round(time.monotonic() - self._began, 3)})
 
     def _obey(self) -> None:

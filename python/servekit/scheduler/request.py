@@ -90,10 +90,10 @@ def make_request(rid: int, body: Any, arrival: int, limits: Limits) -> Request:
     """
     if not isinstance(body, TokenizedGenerateReqInput):
         raise RequestError("the request's body does not fit its kind")
-    prompt = _read_ids(body.input_ids, limits, "the prompt")
+    prompt = read_ids(body.input_ids, limits.vocab_size, "the prompt")
     if not len(prompt):
         raise RequestError("the prompt is empty")
-    generated = _read_ids(body.resume_output_ids, limits, "resume_output_ids")
+    generated = read_ids(body.resume_output_ids, limits.vocab_size, "resume_output_ids")
     if len(prompt) + len(generated) >= limits.max_tokens:
         raise RequestError(f"the prompt has {len(prompt)} tokens, at most {limits.max_tokens - 1} fit")
     params = body.sampling_params
@@ -122,12 +122,17 @@ def make_request(rid: int, body: Any, arrival: int, limits: Limits) -> Request:
     )
 
 
-def _read_ids(data: bytes, limits: Limits, what: str) -> Ints:
+def read_ids(data: bytes, vocab_size: int, what: str) -> Ints:
+    """Token ids from their little-endian u32 bytes.
+
+    Raises:
+        RequestError: they are none, or outside the vocabulary.
+    """
     if len(data) % 4:
         raise RequestError(f"{what}: {len(data)} bytes are not whole token ids")
     ids = np.frombuffer(data, "<u4").astype(np.int64)
-    if len(ids) and int(ids.max()) >= limits.vocab_size:
-        raise RequestError(f"token id {int(ids.max())} is outside the vocabulary of {limits.vocab_size}")
+    if len(ids) and int(ids.max()) >= vocab_size:
+        raise RequestError(f"token id {int(ids.max())} is outside the vocabulary of {vocab_size}")
     return ids
 
 

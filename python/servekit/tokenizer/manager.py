@@ -366,9 +366,10 @@ class TokenizerManager:
         self.fail_all(Refusal(500, why))
 
     async def watch_control(self) -> None:
-        """End the live jobs whenever the control process falls silent. Runs as long as the worker."""
+        """Once a second: end the live jobs if the control process is silent, and count. Runs as long as the worker."""
         while True:
             await asyncio.sleep(1)
+            self.meter.cache(self.encoder.cache_counts)
             if self._jobs and (age := self.page.control_age()) > CONTROL_SILENCE_S:
                 log.error("the control process has been silent for %.1f s: ending %d requests", age, len(self._jobs))
                 self.fail_all(Refusal(503, "the control process does not answer", retry_after=RETRY_AFTER_S))

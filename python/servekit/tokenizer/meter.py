@@ -7,7 +7,7 @@ most, are told in sums by `Meter.past`, once a message.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -33,22 +33,22 @@ class Meter:
     def __init__(self, page: StatePage, worker: int) -> None:
         self._page = page
         self._worker = worker
+        self._cache: dict[str, int] = {}
 
     def count(self, field: str, n: int = 1) -> None:
         """Add to one of the worker's numbers on the state page, see `StatePage.worker_add`."""
         self._page.worker_add(self._worker, field, n)
 
-    def cache_lookup(self, tokens: int, hit_tokens: int) -> None:
-        """A text of `tokens` tokens was tokenized, of which a cache of tokenized prefixes knew `hit_tokens`."""
-        self.count("cache_lookups")
-        self.count("cache_tokens", tokens)
-        if hit_tokens:
-            self.count("cache_hits")
-            self.count("cache_hit_tokens", hit_tokens)
+    def cache(self, counts: Mapping[str, int]) -> None:
+        """Where the cache of tokenized prefixes stands by now.
 
-    def cache_size(self, grown: int) -> None:
-        """That cache holds `grown` more bytes than before; negative if less."""
-        self.count("cache_bytes", grown)
+        Args:
+            counts: by the names of the worker's numbers.
+        """
+        for field, now in counts.items():
+            if now != (before := self._cache.get(field, 0)):
+                self.count(field, now - before)
+                self._cache[field] = now
 
     def past(self, rank: int, generated: int, gaps: Iterable[tuple[float, int]]) -> None:
         """Rows of one message went past their jobs.

@@ -6,6 +6,7 @@
 
 pub mod detok;
 pub mod dispatch;
+pub mod encode;
 pub mod fanout;
 pub mod log;
 pub mod plane;

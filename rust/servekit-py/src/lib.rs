@@ -3,6 +3,7 @@
 mod controller;
 mod detok;
 mod dispatch;
+mod encode;
 mod errors;
 mod fanout;
 mod plane;
@@ -33,6 +34,8 @@ mod _core {
     use crate::detok::Detokenizer;
     #[pymodule_export]
     use crate::dispatch::{DPBudget, LoadBalanceMethod};
+    #[pymodule_export]
+    use crate::encode::Encoder;
     #[pymodule_export]
     use crate::errors::{
         DispatchError, MalformedError, PhaseError, ResourceError, ServekitError, SettingError, SilentError,

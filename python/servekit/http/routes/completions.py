@@ -12,7 +12,7 @@ from servekit.http.body import read_body
 from servekit.http.generation import generate, manager_of
 from servekit.http.logprobs import TokenTexts, completion_logprobs
 from servekit.http.openapi import describe_body
-from servekit.http.prompts import encode_prompt, prompts_of
+from servekit.http.prompts import encode_prompts, prompts_of
 from servekit.http.shapes import Head, ended, ending
 from servekit.http.sse import json_text, json_value
 from servekit.tokenizer.ask import Ask
@@ -100,8 +100,8 @@ def _encode(encoder: TextEncoder, texts: list[str | list[int]], body: Completion
     elif body.choices > body.wanted:
         logprobs = LogprobOptions()
     made = []
-    for text in texts:
-        ids, echoed = encode_prompt(encoder, text, body.add_special_tokens is not False), text
+    encoded = encode_prompts(encoder, texts, body.add_special_tokens is not False)
+    for ids, echoed in zip(encoded, texts, strict=True):
         if not isinstance(echoed, str):
             echoed = encoder.decode(ids, body.skip_special_tokens is not False) if body.echo else ""
         prompt = Prompt(ids, echoed)

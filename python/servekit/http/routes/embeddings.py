@@ -11,7 +11,7 @@ from starlette.responses import Response
 from servekit.http.body import read_body
 from servekit.http.generation import embed, manager_of
 from servekit.http.openapi import describe_body
-from servekit.http.prompts import encode_prompt, prompts_of
+from servekit.http.prompts import encode_prompts, prompts_of
 from servekit.http.sse import json_value
 from servekit.tokenizer.encoding import TextEncoder, unpack_floats
 from servekit.tokenizer.manager import TokenizerManager
@@ -71,4 +71,4 @@ async def _tokenize(manager: TokenizerManager, inputs: list[str | list[int]]) ->
 
 
 def _encode(encoder: TextEncoder, inputs: list[str | list[int]]) -> list[Prompt]:
-    return [Prompt(encode_prompt(encoder, each, True)) for each in inputs]
+    return [Prompt(ids) for ids in encode_prompts(encoder, inputs, True)]

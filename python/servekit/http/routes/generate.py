@@ -16,7 +16,7 @@ from servekit.http.body import read_body
 from servekit.http.generation import generate, manager_of
 from servekit.http.logprobs import LEAST
 from servekit.http.openapi import describe_body
-from servekit.http.prompts import encode_prompt, prompts_of
+from servekit.http.prompts import check_ids, encode_prompts, prompts_of
 from servekit.http.shapes import ended
 from servekit.http.sse import event, json_value
 from servekit.tokenizer import options as opt
@@ -31,6 +31,8 @@ from servekit.tokenizer.state import Choice, Job, Prompt
 router = APIRouter()
 
 DEFAULT_MAX_NEW_TOKENS = 128
+MAX_NAMED_IDS = 1024
+"""Most tokens whose logprobs one prompt may ask for."""
 
 
 class SamplingOptions(opt.Unbuilt, kw_only=True):
@@ -126,7 +128,8 @@ async def generate_(request: Request) -> Response:
     model = manager.config.model_info
     given: str | list[Any] | None = body.input_ids if body.text is None else body.text
     prompts = prompts_of(given, model, "input_ids" if body.text is None else "text")
-    items = _Items(body, len(prompts), isinstance(given, list) and not (given and isinstance(given[0], int)))
+    batch = isinstance(given, list) and not (given and isinstance(given[0], int))
+    items = _Items(body, len(prompts), batch, model.vocab_size)
     options = items.options(model.name)
     return await generate(
         request,
@@ -148,14 +151,13 @@ class _Items:
         Refusal: a list has not an entry for each prompt.
     """
 
-    def __init__(self, body: GenerateRequest, count: int, batch: bool) -> None:
+    def __init__(self, body: GenerateRequest, count: int, batch: bool, vocab_size: int) -> None:
         self.body, self.batch, self._count = body, batch, count
         self._sampling = self._each("sampling_params", body.sampling_params or SamplingOptions())
         self._return = self._each("return_logprob", body.return_logprob)
         self._start = self._each("logprob_start_len", body.logprob_start_len)
         self._top = self._each("top_logprobs_num", body.top_logprobs_num)
-        ids = body.token_ids_logprob
-        self._ids = self._each("token_ids_logprob", ids if ids and isinstance(ids[0], list) else [ids] * count)
+        self._ids = self._each("token_ids_logprob", _named_ids(body.token_ids_logprob, count, vocab_size))
         self._hosts = self._each("bootstrap_host", body.bootstrap_host)
         self._ports = self._each("bootstrap_port", body.bootstrap_port)
         self._rooms = self._each("bootstrap_room", body.bootstrap_room)
@@ -232,6 +234,20 @@ class _Items:
         return LogprobOptions(self._top[i] or 0, -1 if start is None else start, self._ids[i])
 
 
+def _named_ids(ids: list[Any] | None, count: int, vocab_size: int) -> list[list[int] | None]:
+    """The tokens whose logprobs each prompt wants."""
+    if not ids:
+        return [None] * count
+    each = ids if all(isinstance(item, list) for item in ids) else [ids] * count
+    for item in each:
+        if len(item) > MAX_NAMED_IDS or any(isinstance(token, list) for token in item):
+            message = f"token_ids_logprob must be a list of at most {MAX_NAMED_IDS} ids, or such a list for each prompt"
+            raise Refusal(400, message, param="token_ids_logprob")
+        if item:
+            check_ids(item, vocab_size, "token_ids_logprob")
+    return each
+
+
 def _name(rid: str | None, i: int, batch: bool) -> str:
     if rid is None:
         return os.urandom(16).hex()
@@ -250,8 +266,8 @@ def _encode(
     encoder: TextEncoder, prompts: list[str | list[int]], items: _Items, options: Sequence[opt.GenerationOptions]
 ) -> list[Ask]:
     return [
-        Ask(Prompt(encode_prompt(encoder, prompt, True)), option, option.max_tokens, items.logprobs(i))
-        for i, (prompt, option) in enumerate(zip(prompts, options, strict=True))
+        Ask(Prompt(ids), option, option.max_tokens, items.logprobs(i))
+        for i, (ids, option) in enumerate(zip(encode_prompts(encoder, prompts, True), options, strict=True))
     ]
 
 
