@@ -57,8 +57,8 @@ format: .venv/.dev ## format Rust and Python in place
 	$(BIN)/ruff check --fix .
 
 .PHONY: bench
-bench: ## criterion benches of the hot paths
-	cargo bench
+bench: .venv/.servekit .venv/.dev ## the hot paths beside plain Python, one table and benches/results.json (5 minutes)
+	$(BIN)/python benches/python/hot_paths.py
 
 .PHONY: fuzz
 fuzz: ## run each fuzz target for SECONDS (120 if not given), on top of rust/fuzz/seeds; needs cargo-fuzz

@@ -32,6 +32,7 @@ __all__ = [
     "parse_envelope",
     "parse_group",
     "parse_text_options",
+    "prefix_hashes",
     "schema_hash",
     "set_parent_death_signal",
     "split_batch",
@@ -88,6 +89,20 @@ def set_parent_death_signal(signal: int) -> None:
 
     Raises:
         SettingError: no signal has that number.
+    """
+
+def prefix_hashes(input_ids: bytes, salt: bytes | None = None) -> bytes:
+    """Names of a prompt's prefixes of whole 64-token chunks, for the PREFIX_HASHES extension and `DPBudget.dispatch`.
+
+    Args:
+        input_ids: little-endian u32.
+        salt: prompts of another salt share nothing.
+
+    Returns:
+        Little-endian u64, shortest prefix first, at most 512: each is a hash of all ids up to its place.
+
+    Raises:
+        SettingError: `input_ids` is no list of u32.
     """
 
 def schema_hash() -> int:
@@ -334,6 +349,9 @@ class StatePage:
     def control_age(self) -> float:
         """Seconds since the oldest beat of a control thread; infinite while one has not beaten yet."""
 
+    def queued_tokens(self) -> int:
+        """Prompt tokens that wait to be computed, as control last said."""
+
     def active_ranks(self) -> list[bool]:
         """Whether each rank takes requests."""
 
@@ -443,6 +461,7 @@ class LoadBalanceMethod:
     FOLLOW_BOOTSTRAP_ROOM: ClassVar[LoadBalanceMethod]
     TOTAL_REQUESTS: ClassVar[LoadBalanceMethod]
     TOTAL_TOKENS: ClassVar[LoadBalanceMethod]
+    CACHE_AWARE: ClassVar[LoadBalanceMethod]
 
     @staticmethod
     def from_name(name: str) -> LoadBalanceMethod:
@@ -505,18 +524,25 @@ class DPBudget:
             SettingError: another number.
         """
 
-    def dispatch(self, method: LoadBalanceMethod, tokens: int, room: int | None = None) -> tuple[int, int]:
+    def dispatch(
+        self, method: LoadBalanceMethod, tokens: int, room: int | None = None, prefixes: bytes | None = None
+    ) -> tuple[int, int]:
         """Choose a rank for a request of `tokens` prompt tokens and book it there: rank and number of the dispatch.
+
+        `prefixes` are the prompt's `prefix_hashes`, for CACHE_AWARE: what the chosen rank probably has cached is not
+        charged, and it is remembered that it has the prompt now.
 
         Raises:
             DispatchError: no rank is active, or the room's rank is not, or the method needs a room and there is none.
+            MalformedError: `prefixes` is no list of u64.
         """
 
-    def credit(self, rank: int, tokens: int) -> int:
+    def credit(self, rank: int, tokens: int, prefixes: bytes | None = None) -> int:
         """Book a request at a rank that somebody named, as if it had been chosen: number of the dispatch.
 
         Raises:
             DispatchError: there is no such rank, or it is not active.
+            MalformedError: `prefixes` is no list of u64.
         """
 
     def update(self, report: RankReport) -> bool:
@@ -526,7 +552,10 @@ class DPBudget:
         """Take back a dispatch that no report will show; False if one has."""
 
     def reset(self, rank: int) -> None:
-        """Forget all that a rank was charged with."""
+        """Forget all that a rank was charged with, and what it had cached."""
+
+    def forget_prefixes(self) -> None:
+        """Forget what every rank had cached."""
 
     def set_active(self, rank: int, active: bool) -> None:
         """Let a rank take requests, or not."""
@@ -638,6 +667,8 @@ class MultiTokenizerRouter:
         tokenizer_file: str | os.PathLike[str] | None = None,
         rank_wait_timeout: float = 30.0,
         max_queued_requests: int = 1024,
+        max_queued_tokens: int | None = None,
+        resume_memory: int = ...,
     ) -> MultiTokenizerRouter:
         """A router that does not run yet.
 
@@ -765,6 +796,8 @@ class ControlPlane:
         rank_wait_timeout: float = 30.0,
         max_queued_requests: int = 1024,
         max_unacknowledged: int = ...,
+        max_queued_tokens: int | None = None,
+        resume_memory: int = ...,
     ) -> ControlPlane:
         """A plane that does not run yet.
 
@@ -780,6 +813,8 @@ class ControlPlane:
             max_queued_requests: most requests in flight beyond those that the active ranks run at once.
             max_unacknowledged: bytes that a worker may have been sent and not acknowledged, 64 MiB if not given; over
                 that its requests end with an error.
+            max_queued_tokens: most prompt tokens that wait to be computed, None for any number.
+            resume_memory: most bytes of requests' frames that are kept until the requests end, 256 MiB if not given.
 
         Raises:
             SettingError: one of them is out of range.

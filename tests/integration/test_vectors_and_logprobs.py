@@ -16,7 +16,9 @@ TWO = ["--tokenizer-workers", "2", "--detokenizer-workers", "2", "--data-paralle
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    server = Server(tmp_path_factory.mktemp("server"), "--engine", "mock", "--served-model-name", "x", *TWO)
+    server = Server(
+        tmp_path_factory.mktemp("server"), "--engine", "mock", "--served-model-name", "x", "--mock-step-ms", "10", *TWO
+    )
     yield server
     server.close()
 
@@ -57,12 +59,15 @@ def test_logprobs_reach_the_client_whole(server: Server) -> None:
 
 def test_a_room_is_for_one_request_at_a_time_whichever_worker_is_asked(server: Server) -> None:
     url = f"{server.url}/v1/completions"
-    body = {"model": "x", "prompt": "a", "bootstrap_room": 77}
-    with httpx.stream("POST", url, json={**body, "max_tokens": 8000, "stream": True}, timeout=30) as stream:
-        next(stream.iter_lines())
+    body = {"model": "x", "prompt": "a", "bootstrap_room": 77, "max_tokens": 1}
+    # Each connection is a new one, so that both workers are asked.
+    fresh = httpx.Client(timeout=30, limits=httpx.Limits(max_keepalive_connections=0))
+    with fresh, fresh.stream("POST", url, json={**body, "max_tokens": 8000, "stream": True}) as stream:
+        lines = stream.iter_lines()
+        assert next(lines).startswith("data: ")
         for _ in range(8):
-            response = httpx.post(url, json={**body, "max_tokens": 1}, timeout=30)
+            response = fresh.post(url, json=body)
             assert response.status_code == 400
             assert "77" in response.json()["error"]["message"]
-        assert httpx.post(url, json={**body, "max_tokens": 1, "bootstrap_room": 78}, timeout=30).status_code == 200
-    until(lambda: httpx.post(url, json={**body, "max_tokens": 1}, timeout=30).status_code == 200, 20)
+        assert fresh.post(url, json={**body, "bootstrap_room": 78}).status_code == 200
+    until(lambda: httpx.post(url, json=body, timeout=30).status_code == 200, 20)

@@ -94,12 +94,14 @@ FLAGS = (
     Flag(
         "load_balance_method",
         BALANCE,
-        "auto, round_robin, total_requests, total_tokens or follow_bootstrap_room.",
+        "auto, round_robin, total_requests, total_tokens, cache_aware or follow_bootstrap_room.",
         (),
         "METHOD",
     ),
     Flag("rank_wait_timeout", BALANCE, "Seconds that a request waits for an active rank.", (), "SECONDS"),
     Flag("max_queued_requests", BALANCE, "Most requests that wait; more get 503.", (), "N"),
+    Flag("max_queued_tokens", BALANCE, "Most prompt tokens that wait; more get 503.", (), "TOKENS", "any number"),
+    Flag("resume_memory", BALANCE, "Memory for requests that could be sent to another rank.", (), "SIZE"),
     Flag("engine", ENGINE, "torch, mock, or an engine that another package brings.", (), "NAME"),
     Flag("device", ENGINE, "Where the torch engine computes."),
     Flag(
@@ -114,6 +116,17 @@ FLAGS = (
     Flag("page_size", ENGINE, "Tokens in a KV page.", ("--block-size",), "TOKENS"),
     Flag("max_prefill_tokens", ENGINE, "Most prompt tokens in a step.", ("--max-num-batched-tokens",), "TOKENS"),
     Flag("chunked_prefill_size", ENGINE, "Most tokens of one prompt in a step.", (), "TOKENS"),
+    Flag("schedule_policy", ENGINE, "Who of the waiting is next.", ("--scheduling-policy",)),
+    Flag(
+        "prefix_caching",
+        ENGINE,
+        "Keep computed prefixes, and share them.",
+        (
+            "--enable-prefix-caching/--no-enable-prefix-caching",
+            "--cache-prompt/--no-cache-prompt",
+            " /--disable-radix-cache",
+        ),
+    ),
     Flag("seed", ENGINE, "Base of random seeds for requests that bring none.", ("--random-seed",), "N", "drawn anew"),
     Flag("profile_dir", ENGINE, "Folder for profiles.", (), "FOLDER", "one that goes with the server"),
     Flag("mock_step_ms", MOCK, "Milliseconds from one token to the next.", (), "MS"),

@@ -57,16 +57,19 @@ class Option(click.Option):
     def __init__(self, *args: Any, aliases: tuple[str, ...] = (), group: str, **kwargs: Any) -> None:
         names, *rest = args
         super().__init__([*names, *aliases], *rest, **kwargs)
-        self.aliases, self.group = aliases, group
+        # A switch names both of its sides: --this/--no-this.
+        self.aliases = {side.strip() for alias in aliases for side in alias.split("/")}
+        self.group = group
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
         """Flag and help, without the aliases."""
-        spellings = self.opts
-        self.opts = [each for each in spellings if each not in self.aliases]
+        opts, secondary = self.opts, self.secondary_opts
+        self.opts = [each for each in opts if each not in self.aliases]
+        self.secondary_opts = [each for each in secondary if each not in self.aliases]
         try:
             return super().get_help_record(ctx)
         finally:
-            self.opts = spellings
+            self.opts, self.secondary_opts = opts, secondary
 
     def get_error_hint(self, ctx: click.Context | None) -> str:
         """The canonical spelling, for messages."""

@@ -88,10 +88,11 @@ def _option(flag: Flag) -> Option:
     kind: Any = _type_of(flag.field)
     if kind is bool:
         names = [f"{name}/--no-{name[2:]}", flag.field]
-        return Option(names, group=flag.group, default=default, help=f"{flag.help}  [{'on' if default else 'off'}]")
+        text = f"{flag.help}  [{'on' if default else 'off'}]"
+        return Option(names, aliases=flag.aliases, group=flag.group, default=default, help=text)
     if flag.field in CHOICES:
         kind = click.Choice(CHOICES[flag.field])
-    elif flag.field == "max_body_size":
+    elif flag.field in _SIZES:
         kind = Size()
     elif flag.field == "allowed_origins":
         kind = Texts()
@@ -120,11 +121,13 @@ def _shown(flag: Flag, default: Any) -> str:
     """What the help says of the default."""
     if flag.default is not None or default is None:
         return flag.default or ""
-    if flag.field == "max_body_size":
+    if flag.field in _SIZES:
         return f"{default >> 20}MiB"
     return f"{default:g}" if isinstance(default, float) else str(default)
 
 
+_SIZES = ("max_body_size", "resume_memory")
+"""Fields that are bytes."""
 _DEFAULTS = ServerArgs()
 _HINTS = get_type_hints(ServerArgs)
 

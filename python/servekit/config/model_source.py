@@ -83,7 +83,7 @@ def resolve_model(args: ServerArgs, run_dir: Path) -> ModelInfo:
 def _locate(args: ServerArgs, needs_weights: bool) -> tuple[Path, str]:
     """Returns the folder or `.gguf` file and the model's own name."""
     if args.model is None:
-        path = _demo_model()
+        path = demo_model()
         return path, _name_of(path)
     path = Path(args.model).expanduser()
     if path.is_dir():
@@ -98,7 +98,12 @@ def _locate(args: ServerArgs, needs_weights: bool) -> tuple[Path, str]:
     return _fetch(args.model, args.revision, files), args.model
 
 
-def _demo_model() -> Path:
+def demo_model() -> Path:
+    """The demo model's file.
+
+    Raises:
+        ModelError: the package that brings it is not installed.
+    """
     # The package itself would import llama.cpp's binding; its folder is all that is asked for.
     spec = importlib.util.find_spec(DEMO_PACKAGE)
     for folder in (spec.submodule_search_locations if spec else None) or ():

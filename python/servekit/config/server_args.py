@@ -8,10 +8,18 @@ from pathlib import Path
 import msgspec
 
 ENGINES = ("torch", "mock")
-LOAD_BALANCE_METHODS = ("auto", "round_robin", "total_requests", "total_tokens", "follow_bootstrap_room")
+LOAD_BALANCE_METHODS = (
+    "auto",
+    "round_robin",
+    "total_requests",
+    "total_tokens",
+    "cache_aware",
+    "follow_bootstrap_room",
+)
 DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("auto", "float32", "float16", "bfloat16")
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
+SCHEDULE_POLICIES = ("fcfs", "lpm", "priority")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 LOG_FORMATS = ("text", "json")
 MAX_WORKERS = 4095
@@ -51,8 +59,14 @@ class ServerArgs(msgspec.Struct, kw_only=True, frozen=True):
         page_size: tokens in a KV page.
         max_running_requests: most requests in one rank's batch; None is chosen by engine and device.
         max_queued_requests: most requests that wait, over all ranks; beyond it a request gets 503.
+        max_queued_tokens: most prompt tokens that wait, over all ranks; beyond them a request gets 503; None is any
+            number.
+        resume_memory: most bytes of requests that control keeps until they end, so that it could send them once more.
         max_prefill_tokens: most prompt tokens in one step.
         chunked_prefill_size: most tokens of one prompt in one step.
+        schedule_policy: who of the waiting requests is next: fcfs first come first served, lpm longest cached prefix,
+            priority highest priority.
+        prefix_caching: computed prefixes are kept and shared.
         dtype, device, load_format: how the torch engine computes and loads.
         seed: base of the random seeds of requests that bring none; None draws one.
         engine: torch, mock, or the name of an entry point in the group `servekit.engines`.
@@ -94,8 +108,12 @@ class ServerArgs(msgspec.Struct, kw_only=True, frozen=True):
     page_size: int = 16
     max_running_requests: int | None = None
     max_queued_requests: int = 1024
+    max_queued_tokens: int | None = None
+    resume_memory: int = 256 << 20
     max_prefill_tokens: int = 8192
     chunked_prefill_size: int = 512
+    schedule_policy: str = "fcfs"
+    prefix_caching: bool = True
     dtype: str = "auto"
     device: str = "auto"
     load_format: str = "auto"
@@ -174,6 +192,8 @@ _RANGES: dict[str, tuple[float, float]] = {
     "page_size": (1, 1024),
     "max_running_requests": (1, 1 << 20),
     "max_queued_requests": (0, 1 << 20),
+    "max_queued_tokens": (1, 1 << 40),
+    "resume_memory": (0, 1 << 40),
     "max_prefill_tokens": (1, 1 << 24),
     "chunked_prefill_size": (1, 1 << 24),
     "seed": (0, (1 << 63) - 1),
@@ -204,6 +224,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "dtype": DTYPES,
     "device": DEVICES,
     "load_format": LOAD_FORMATS,
+    "schedule_policy": SCHEDULE_POLICIES,
     "log_level": LOG_LEVELS,
     "log_format": LOG_FORMATS,
 }

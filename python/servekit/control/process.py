@@ -68,6 +68,8 @@ def create_plane(ctx: ChildContext) -> _core.ControlPlane:
         state_page=ports.state_page,
         rank_wait_timeout=args.rank_wait_timeout,
         max_queued_requests=args.max_queued_requests,
+        max_queued_tokens=args.max_queued_tokens,
+        resume_memory=args.resume_memory,
     )
 
 

@@ -193,6 +193,8 @@ def create_torch_rank(ctx: ChildContext) -> TorchRank:
         vocab_size=vocab_size,
         end_ids=tuple(model.end_ids),
         seed=args.seed if args.seed is not None else random.getrandbits(63),
+        policy=args.schedule_policy,
+        prefix_cache=args.prefix_caching,
     )
     rank = TorchRank(runner, config, rank=ctx.index, epoch=ctx.epoch, profiles=_profiles_of(ctx))
     rank.info["load_seconds"] = round(time.monotonic() - began, 2)

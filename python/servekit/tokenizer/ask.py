@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from servekit._core import prefix_hashes
 from servekit.config.model_info import ModelInfo
 from servekit.messages.envelope import FLAG_STREAM, Envelope, Ext, Group, Kind, group_ext, room_ext, text_ext
 from servekit.messages.requests import SamplingParams, TokenizedGenerateReqInput
@@ -82,7 +83,7 @@ def plan(asks: Sequence[Ask], model: ModelInfo, entropy: random.Random) -> list[
 
 
 def messages_of(
-    planned: Sequence[Planned], rank: int, mint: Callable[[], int]
+    planned: Sequence[Planned], rank: int, mint: Callable[[], int], prefixes: bool = False
 ) -> Iterator[tuple[Choice, Envelope, TokenizedGenerateReqInput]]:
     """The messages of choices that want new tokens; these get their ids on the wire.
 
@@ -90,10 +91,12 @@ def messages_of(
         planned: all choices of a request.
         rank: named by the client, -1 for none.
         mint: makes an id.
+        prefixes: name the prompts' prefixes, as `cache_aware` dispatch wants them.
     """
     received_at = time.time()
     group_id = 0
     packed: tuple[int, bytes] = (-1, b"")
+    names: list[tuple[int, bytes]] = []
     exts: list[tuple[int, bytes]] = []
     rooms: dict[int, itertools.count[int]] = {}
     shown: opt.GenerationOptions | None = None
@@ -110,9 +113,10 @@ def messages_of(
             exts, shown = _extensions(options, room), options
         if packed[0] != number:
             packed = number, pack_ids(ask.prompt.ids)
+            names = _prefixes(packed[1], options.cache_salt) if prefixes else []
         group = [group_ext(Group(group_id, choice.index, len(planned), number))] if len(planned) > 1 else []
         flags = FLAG_STREAM if options.streamed else 0
-        envelope = Envelope(Kind.GENERATE, rid, flags, rank=rank, tokens=choice.prompt_tokens, exts=exts + group)
+        envelope = Envelope(Kind.GENERATE, rid, flags, rank=rank, tokens=choice.prompt_tokens, exts=exts + names + group)
         yield choice, envelope, _body(ask, rid, packed[1], params, rank, room, received_at)
 
 
@@ -137,6 +141,12 @@ def _body(
         cache_salt=options.cache_salt,
         received_at=received_at,
     )
+
+
+def _prefixes(packed: bytes, salt: str | None) -> list[tuple[int, bytes]]:
+    """Names of a prompt's prefixes, if it is long enough to have any."""
+    hashes = prefix_hashes(packed, None if salt is None else salt.encode())
+    return [(Ext.PREFIX_HASHES, hashes)] if hashes else []
 
 
 def _extensions(options: opt.GenerationOptions, room: int | None) -> list[tuple[int, bytes]]:

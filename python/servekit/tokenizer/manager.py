@@ -113,9 +113,14 @@ class TokenizerManager:
             return "the control process is not heard"
         return None
 
+    def _queue_is_full(self) -> bool:
+        """Whether more prompt tokens wait than may; the router looks again, at the request's own."""
+        most = self.config.server_args.max_queued_tokens
+        return most is not None and self.page.queued_tokens() >= most
+
     def has_room(self) -> bool:
         """Whether a request of one message would find a place."""
-        if not self.page.reserve(self.worker, 1, 0, self._capacity()):
+        if self._queue_is_full() or not self.page.reserve(self.worker, 1, 0, self._capacity()):
             return False
         self.page.release(self.worker, 1, 0)
         return True
@@ -131,6 +136,8 @@ class TokenizerManager:
             Refusal: 503, the server is full or does not take requests now.
         """
         why = self.why_not()
+        if why is None and self._queue_is_full():
+            why = "the server is full: as many prompt tokens wait as it takes"
         if why is None and not self.page.reserve(self.worker, requests, tokens, self._capacity()):
             why = "the server is full: as many requests run and wait as it takes"
         if why is not None:
@@ -171,7 +178,8 @@ class TokenizerManager:
         planned = plan(asks, self.config.model_info, self._entropy)
         self._begin(job, [each.choice for each in planned])
         job.streamed = asks[0].options.streamed
-        for choice, envelope, body in messages_of(planned, rank, self._mint):
+        named = self.config.server_args.load_balance_method == "cache_aware"
+        for choice, envelope, body in messages_of(planned, rank, self._mint, prefixes=named):
             self._send(job, choice, envelope, body)
         for each in planned:
             if each.params.max_new_tokens == 0:

@@ -44,8 +44,8 @@ impl SocketMapping {
     /// reads too slowly or that life of it is over. Never waits.
     fn send_output(&self, py: Python<'_>, rid: u64, envelope: &[u8], body: &[u8]) -> PyResult<bool> {
         Envelope::parse(envelope).map_err(Error::from)?;
-        let (envelope, body) = (envelope.to_vec(), vec![Message::copy_of(body)]);
-        let sent = py.detach(|| self.0.lock().send_output(Rid(rid).route(), envelope, body)).map_err(Error::from)?;
+        let frames = vec![Message::copy_of(envelope), Message::copy_of(body)];
+        let sent = py.detach(|| self.0.lock().send_output(Rid(rid).route(), frames)).map_err(Error::from)?;
         match sent {
             Sent::Yes => Ok(true),
             Sent::Cut | Sent::Lost | Sent::NoRoute => Ok(false),

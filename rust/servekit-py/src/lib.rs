@@ -33,7 +33,7 @@ mod _core {
     #[pymodule_export]
     use crate::detok::Detokenizer;
     #[pymodule_export]
-    use crate::dispatch::{DPBudget, LoadBalanceMethod};
+    use crate::dispatch::{DPBudget, LoadBalanceMethod, prefix_hashes};
     #[pymodule_export]
     use crate::encode::Encoder;
     #[pymodule_export]

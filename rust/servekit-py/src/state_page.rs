@@ -176,6 +176,11 @@ impl StatePage {
         self.with(Page::control_age)
     }
 
+    /// Prompt tokens that wait to be computed, as control last said.
+    fn queued_tokens(&self) -> PyResult<u64> {
+        self.with(|page| page.control(Control::QueuedTokens))
+    }
+
     /// Whether each rank takes requests.
     fn active_ranks(&self) -> PyResult<Vec<bool>> {
         self.with(|page| (0..page.ranks()).map(|rank| page.rank(rank, Rank::Active) != 0).collect())

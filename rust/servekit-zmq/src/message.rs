@@ -13,7 +13,11 @@ use crate::ffi::{self, ZmqMsg};
 pub type SharedBytes = Arc<dyn AsRef<[u8]> + Send + Sync>;
 
 /// A frame. Small ones are copied into it, large ones keep the vector or the shared bytes they came from.
-pub struct Message(ZmqMsg);
+pub struct Message {
+    raw: ZmqMsg,
+    /// The bytes are those of a [`SharedBytes`], which libzmq knows nothing of.
+    shared: bool,
+}
 
 /// Below this many bytes a copy is cheaper than an allocation that another thread frees.
 const COPY_BELOW: usize = 256;
@@ -40,7 +44,7 @@ impl Message {
         // SAFETY: zmq_msg_init writes the whole struct and can't fail.
         unsafe {
             ffi::zmq_msg_init(msg.as_mut_ptr());
-            Self(msg.assume_init())
+            Self { raw: msg.assume_init(), shared: false }
         }
     }
 
@@ -52,7 +56,7 @@ impl Message {
             assert_eq!(ffi::zmq_msg_init_size(msg.as_mut_ptr(), data.len()), 0, "out of memory");
             let to = ffi::zmq_msg_data(msg.as_mut_ptr()).cast::<u8>();
             std::ptr::copy_nonoverlapping(data.as_ptr(), to, data.len());
-            Self(msg.assume_init())
+            Self { raw: msg.assume_init(), shared: false }
         }
     }
 
@@ -61,7 +65,26 @@ impl Message {
         let bytes: &[u8] = (*data).as_ref();
         let (ptr, len) = (bytes.as_ptr().cast_mut().cast::<c_void>(), bytes.len());
         let hint = Box::into_raw(Box::new(data)).cast::<c_void>();
-        Self::over(ptr, len, free_shared, hint)
+        let mut message = Self::over(ptr, len, free_shared, hint);
+        message.shared = true;
+        message
+    }
+
+    /// The frame's bytes to write to. Bytes that others may hold too are copied first.
+    pub fn make_mut(&mut self) -> &mut [u8] {
+        // SAFETY: the message is initialized, the call only reads.
+        if self.shared || unsafe { ffi::zmq_msg_get(&raw const self.raw, ffi::ZMQ_SHARED) } != 0 {
+            *self = Self::copy_of(self);
+        }
+        // SAFETY: data and size describe one initialized buffer, which this message alone owns: it is not shared, and
+        // `&mut self` keeps everyone else away while it is written.
+        unsafe {
+            let len = ffi::zmq_msg_size(self.as_mut_ptr());
+            if len == 0 {
+                return &mut [];
+            }
+            std::slice::from_raw_parts_mut(ffi::zmq_msg_data(self.as_mut_ptr()).cast::<u8>(), len)
+        }
     }
 
     fn over(data: *mut c_void, len: usize, free: ffi::FreeFn, hint: *mut c_void) -> Self {
@@ -69,12 +92,21 @@ impl Message {
         // SAFETY: `hint` owns `data`, which neither moves nor changes until `free` is called with it.
         unsafe {
             assert_eq!(ffi::zmq_msg_init_data(msg.as_mut_ptr(), data, len, free, hint), 0, "out of memory");
-            Self(msg.assume_init())
+            Self { raw: msg.assume_init(), shared: false }
         }
     }
 
+    /// Another frame over the same bytes; those of a large one are not copied.
+    #[must_use]
+    pub fn share(&mut self) -> Self {
+        let mut shared = Self::new();
+        // SAFETY: both are initialized; libzmq counts who refers to the bytes, atomically, and nobody changes them.
+        unsafe { assert_eq!(ffi::zmq_msg_copy(shared.as_mut_ptr(), self.as_mut_ptr()), 0, "a frame that is none") };
+        shared
+    }
+
     pub(crate) fn as_mut_ptr(&mut self) -> *mut ZmqMsg {
-        &raw mut self.0
+        &raw mut self.raw
     }
 
     pub(crate) fn recv(socket: *mut c_void, flags: i32) -> Result<(Self, bool)> {
@@ -82,7 +114,7 @@ impl Message {
         // SAFETY: `socket` is open, `msg` initialized.
         check(unsafe { ffi::zmq_msg_recv(msg.as_mut_ptr(), socket, flags) })?;
         // SAFETY: `msg` was just received.
-        let more = unsafe { ffi::zmq_msg_more(&raw const msg.0) } != 0;
+        let more = unsafe { ffi::zmq_msg_more(&raw const msg.raw) } != 0;
         Ok((msg, more))
     }
 }
@@ -108,7 +140,7 @@ impl Deref for Message {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        let msg = (&raw const self.0).cast_mut();
+        let msg = (&raw const self.raw).cast_mut();
         // SAFETY: data and size describe one initialized buffer that lives as long as the message; both calls only read.
         unsafe {
             let len = ffi::zmq_msg_size(msg);

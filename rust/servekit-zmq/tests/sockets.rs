@@ -46,6 +46,22 @@ fn frames_of_every_origin_arrive_unchanged_and_in_order() {
 }
 
 #[test]
+fn a_frame_is_written_to_without_touching_what_others_hold() {
+    let shared: SharedBytes = Arc::new(vec![7u8; 500]);
+    let mut over_shared = Message::from_shared(Arc::clone(&shared));
+    over_shared.make_mut()[0] = 1;
+    assert_eq!((over_shared[0], (*shared).as_ref()[0]), (1, 7));
+    let (pull, push) = pair(&Context::new(), |_, _| {});
+    for len in [1, 40, 500, 100_000] {
+        push.send(vec![Message::from(vec![7; len]), Message::from(vec![8; len])], false).unwrap();
+        let mut got = pull.recv(false).unwrap();
+        got[0].make_mut().fill(9);
+        assert!(got[0].iter().all(|byte| *byte == 9) && got[1].iter().all(|byte| *byte == 8));
+    }
+    assert!(Message::new().make_mut().is_empty());
+}
+
+#[test]
 fn a_full_pipe_gives_the_frames_back() {
     let context = Context::new();
     let push = context.socket(SocketKind::Push).unwrap();

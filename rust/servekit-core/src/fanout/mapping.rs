@@ -182,12 +182,11 @@ impl SocketMapping {
         self.connect(Route { worker, epoch: (epoch & 0xFFF) as u16 }, epoch)
     }
 
-    /// Sends a message without ever waiting. The envelope may be anybody's: it is
-    /// made this link's.
+    /// Sends a message without ever waiting. Its envelope, the first frame, may be anybody's: it is made this link's.
     ///
     /// # Errors
     /// libzmq fails in another way than by a full pipe.
-    pub fn send_output(&mut self, route: Route, mut envelope: Vec<u8>, rest: Frames) -> Result<Sent, Error> {
+    pub fn send_output(&mut self, route: Route, mut frames: Frames) -> Result<Sent, Error> {
         let worker = usize::from(route.worker);
         let Some(counters) = self.counters.get(worker) else { return Ok(Sent::NoRoute) };
         let Some(epoch) = self.lives.get(worker).and_then(|life| life.epoch(route)) else {
@@ -199,14 +198,15 @@ impl SocketMapping {
             return Ok(Sent::NoRoute);
         };
         peer.seq += 1;
-        patch_link(&mut envelope, self.epoch, epoch, peer.seq);
-        let bytes = envelope.len() + rest.iter().map(|frame| frame.len()).sum::<usize>();
+        if let Some(envelope) = frames.first_mut() {
+            patch_link(envelope.make_mut(), self.epoch, epoch, peer.seq);
+        }
+        let bytes = frames.iter().map(|frame| frame.len()).sum::<usize>();
         // A worker that is cut is still told how its streams end.
         let most = if peer.cut { self.most.saturating_add(self.most / 8) } else { self.most };
         if peer.waiting.bytes().saturating_add(bytes) > most {
             return Ok(lose(peer, counters));
         }
-        let frames = std::iter::once(Message::from(envelope)).chain(rest).collect();
         match peer.socket.send(frames, true) {
             Ok(()) => {
                 peer.waiting.sent(peer.seq, bytes);

@@ -20,10 +20,8 @@ pub(crate) enum FanoutTask {
     Single {
         /// The worker.
         route: Route,
-        /// Its envelope.
-        envelope: Vec<u8>,
-        /// Body and attachments.
-        rest: Frames,
+        /// Envelope, body and attachments.
+        frames: Frames,
     },
     /// A worker has handled all messages up to a number.
     Acknowledge {
@@ -61,12 +59,11 @@ pub(crate) fn run(
             FanoutTask::Text(frames) => {
                 for frame in frames {
                     let envelope = batch(epoch, frame.kind, frame.rows);
-                    send(&mut mapping, frame.route, envelope, vec![Message::from(frame.body)], cuts, log)?;
+                    let frames = vec![Message::from(envelope), Message::from(frame.body)];
+                    send(&mut mapping, frame.route, frames, cuts, log)?;
                 }
             }
-            FanoutTask::Single { route, envelope, rest } => {
-                send(&mut mapping, route, envelope, rest, cuts, log)?;
-            }
+            FanoutTask::Single { route, frames } => send(&mut mapping, route, frames, cuts, log)?,
             FanoutTask::Acknowledge { route, number } => {
                 // What a life that is over has handled is of no interest.
                 mapping.acknowledge(route, number);
@@ -85,12 +82,11 @@ pub(crate) fn run(
 fn send(
     mapping: &mut SocketMapping,
     route: Route,
-    envelope: Vec<u8>,
-    rest: Frames,
+    frames: Frames,
     cuts: &Arc<Mailbox<Route>>,
     log: &LogSink,
 ) -> Result<(), ThreadError> {
-    match mapping.send_output(route, envelope, rest)? {
+    match mapping.send_output(route, frames)? {
         Sent::Yes | Sent::NoRoute => {}
         Sent::Cut => {
             log.write(Level::Error, "fanout", format_args!("{route} reads too slowly: its streams are cut"));

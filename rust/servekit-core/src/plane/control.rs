@@ -14,7 +14,7 @@ use super::endpoints::Endpoints;
 use super::inbox::{Inbox, Mailbox, Pulse, Waker};
 use super::ranks::RankSockets;
 use super::report::{Report, spawn};
-use super::router::{Command, Router, Then, bind_pull};
+use super::router::{Command, Router, ShardEnd, Then, bind_pull};
 use super::shard;
 use crate::detok::{Shard, Vocabulary};
 use crate::dispatch::LoadBalanceMethod;
@@ -32,6 +32,9 @@ const PROMPT: Duration = Duration::from_secs(2);
 const SOCKET_PATH_MAX: usize = 107;
 /// Most bytes that a file name of a socket takes.
 const SOCKET_NAME_MAX: usize = "w4095-4095.ipc".len();
+
+/// Bytes of requests' frames that are kept unless somebody says otherwise.
+pub const RESUME_MEMORY: usize = 256 << 20;
 
 /// Settings of a control plane.
 #[derive(Clone, Debug)]
@@ -56,6 +59,10 @@ pub struct PlaneConfig {
     pub rank_wait: Duration,
     /// Most requests in flight beyond those that the active ranks run at once.
     pub max_queued: usize,
+    /// Most prompt tokens that wait to be computed.
+    pub max_queued_tokens: u64,
+    /// Most bytes of requests' frames that are kept until their requests end.
+    pub resume_memory: usize,
     /// Text that names this build to peers.
     pub build: String,
     /// Bytes that a worker may have been sent and not said yet that it has handled.
@@ -217,7 +224,7 @@ impl Plane {
         for index in 0..config.shards {
             let (tasks, inbox) = Inbox::new(report, Pulse::new(page.clone(), 2 + index));
             let (live, fanout, stops) = (Arc::new(AtomicUsize::new(0)), fanout.clone(), Arc::clone(&stops));
-            shards.push((tasks, Arc::clone(&live)));
+            shards.push(ShardEnd { tasks, turn: Vec::new(), live: Arc::clone(&live) });
             let detokenizer = Shard::new(index, config.shards, vocabulary.clone());
             let body = move || shard::run(detokenizer, &inbox, &fanout, &stops, &live);
             threads.push(spawn(format!("detok-{index}"), report, wake(), body)?);
@@ -231,6 +238,8 @@ impl Plane {
             worker_epochs: config.worker_epochs.clone(),
             rank_wait: config.rank_wait,
             max_queued: config.max_queued,
+            max_queued_tokens: config.max_queued_tokens,
+            resume_memory: config.resume_memory,
         });
         let (commands, inbox) = bounded(COMMANDS);
         let router = Router {
@@ -251,6 +260,7 @@ impl Plane {
             log: self.sink.clone(),
             hello,
             idle: Vec::new(),
+            actions: Vec::new(),
         };
         threads.push(spawn("router".to_owned(), report, wake(), move || router.run())?);
         Ok(Running { commands, waker, threads })

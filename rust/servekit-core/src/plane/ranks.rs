@@ -42,7 +42,7 @@ impl RankSockets {
     pub(super) fn request(
         &mut self,
         rank: usize,
-        frames: Frames,
+        mut frames: Frames,
         attempt: u32,
         dispatch: u64,
         receiver_epoch: u32,
@@ -51,12 +51,11 @@ impl RankSockets {
         if known.backlog.len() >= BACKLOG {
             return Ok(false);
         }
-        let mut frames = frames.into_iter();
-        let Some(mut envelope) = frames.next().map(|head| head.to_vec()) else { return Ok(false) };
+        let Some(envelope) = frames.first_mut().map(Message::make_mut) else { return Ok(false) };
         known.seq += 1;
-        patch_request(&mut envelope, i32::try_from(rank).unwrap_or(-1), attempt, dispatch, receiver_epoch, known.seq);
-        patch_link(&mut envelope, self.epoch, receiver_epoch, known.seq);
-        known.send(std::iter::once(Message::from(envelope)).chain(frames).collect())?;
+        patch_request(envelope, i32::try_from(rank).unwrap_or(-1), attempt, dispatch, receiver_epoch, known.seq);
+        patch_link(envelope, self.epoch, receiver_epoch, known.seq);
+        known.send(frames)?;
         Ok(true)
     }
 
@@ -106,7 +105,7 @@ impl RankSockets {
 
 impl Rank {
     fn send(&mut self, frames: Frames) -> Result<(), Error> {
-        if self.drain()? {
+        if self.backlog.is_empty() || self.drain()? {
             match self.socket.send(frames, true) {
                 Ok(()) => {}
                 Err((Error::Again, frames)) => self.backlog.push_back(frames),

@@ -58,7 +58,7 @@ pub(super) struct Router {
     pub(super) commands: Receiver<Command>,
     pub(super) stops: Arc<Mailbox<Rid>>,
     pub(super) cuts: Arc<Mailbox<Route>>,
-    pub(super) shards: Vec<(Sender<ShardTask>, Arc<AtomicUsize>)>,
+    pub(super) shards: Vec<ShardEnd>,
     pub(super) fanout: Sender<FanoutTask>,
     pub(super) peers: Arc<[PeerCounters]>,
     pub(super) page: Option<Arc<StatePage>>,
@@ -69,6 +69,18 @@ pub(super) struct Router {
     pub(super) hello: Vec<u8>,
     /// Who waits for the last request to end.
     pub(super) idle: Vec<Sender<()>>,
+    /// What the core asks for, empty between events: its memory is used again.
+    pub(super) actions: Vec<Action<Frames>>,
+}
+
+/// The router's end of a shard.
+pub(super) struct ShardEnd {
+    /// Where its work goes, one hand-over a turn: waking a thread costs more than most of its tasks.
+    pub(super) tasks: Sender<Vec<ShardTask>>,
+    /// The work of this turn.
+    pub(super) turn: Vec<ShardTask>,
+    /// Its live requests.
+    pub(super) live: Arc<AtomicUsize>,
 }
 
 /// What the event at hand carried, for actions that pass it on.
@@ -102,10 +114,12 @@ impl Router {
             if woken {
                 self.waker.reset();
                 self.take_from_threads()?;
+                self.hand_over();
             }
             // Ranks first: what they finish makes room for what the workers bring.
             if egress {
                 self.take_from_ranks()?;
+                self.hand_over();
             }
             if ingress {
                 self.take_from_workers()?;
@@ -113,6 +127,7 @@ impl Router {
             if self.core.deadline().is_some_and(|deadline| deadline <= monotonic_ns()) {
                 self.handle(Event::Tick, AtHand::default())?;
             }
+            self.hand_over();
             if self.core.in_flight() == 0 {
                 for waiter in self.idle.drain(..) {
                     // Whoever waited may have given up.
@@ -148,9 +163,7 @@ impl Router {
                 Then::Nothing => {}
                 Then::Flush { count, done } => {
                     let _ = count.try_send(before);
-                    for (shard, _) in &self.shards {
-                        let _ = shard.send(ShardTask::Flush(done.clone()));
-                    }
+                    self.shards.iter_mut().for_each(|shard| shard.turn.push(ShardTask::Flush(done.clone())));
                 }
                 Then::Idle(done) => self.idle.push(done),
                 Then::State(state) => {
@@ -190,17 +203,18 @@ impl Router {
 
     /// Tells the core what happened and does what it asks for.
     fn handle(&mut self, event: Event<'_, Frames>, mut at_hand: AtHand) -> Result<(), ThreadError> {
-        let mut actions = Vec::new();
+        let mut actions = std::mem::take(&mut self.actions);
         self.core.handle(event, monotonic_ns(), &mut actions);
+        let mut unsent = Vec::new();
         while !actions.is_empty() {
-            let mut unsent = Vec::new();
             for action in actions.drain(..) {
                 self.act(action, &mut at_hand, &mut unsent)?;
             }
-            for rid in unsent {
+            for rid in unsent.drain(..) {
                 self.core.handle(Event::Unsent { rid }, monotonic_ns(), &mut actions);
             }
         }
+        self.actions = actions;
         Ok(())
     }
 
@@ -209,10 +223,10 @@ impl Router {
         match action {
             Action::Open { rid, rank, text, stream } => {
                 let rank = rank.and_then(|rank| u16::try_from(rank).ok());
-                self.to_shard(rid, ShardTask::Open { rid, rank, text, stream });
+                self.give_shard(rid, ShardTask::Open { rid, rank, text, stream });
             }
             Action::Fail { rid, status, kind, message } => {
-                self.to_shard(rid, ShardTask::Fail { rid, status, kind, message });
+                self.give_shard(rid, ShardTask::Fail { rid, status, kind, message });
             }
             Action::Send { rid, rank, receiver_epoch, attempt, dispatch, frame } => {
                 if !self.ranks.request(rank, frame, attempt, dispatch, receiver_epoch)? {
@@ -230,31 +244,26 @@ impl Router {
                     self.ranks.message(rank, envelope, parts.map(Message::from).collect(), receiver_epoch)?;
                 }
                 for route in workers {
-                    let mut parts = frame.iter().map(|part| part.to_vec());
-                    let envelope = parts.next().unwrap_or_default();
-                    self.to_fanout(FanoutTask::Single { route, envelope, rest: parts.map(Message::from).collect() });
+                    let frames = frame.iter().map(|part| Message::copy_of(part)).collect();
+                    self.to_fanout(FanoutTask::Single { route, frames });
                 }
             }
             Action::SetLogLevel(level) => self.log.set_level(level),
             Action::Answer { id, refusal, asked, state } => {
                 let data = if state { self.state() } else { String::new() };
                 let (envelope, body) = frames::answer(epoch, id, refusal.as_deref(), &asked, data.as_bytes());
-                self.to_fanout(FanoutTask::Single { route: id.route(), envelope, rest: vec![Message::from(body)] });
+                let frames = vec![Message::from(envelope), Message::from(body)];
+                self.to_fanout(FanoutTask::Single { route: id.route(), frames });
             }
             Action::Deliver => {
                 if let Some((rank, batch)) = at_hand.batch.take() {
-                    for (shard, _) in &self.shards {
-                        // A shard that has ended has said why.
-                        let _ = shard.send(ShardTask::Batch { rank, batch: Arc::clone(&batch) });
+                    for shard in &mut self.shards {
+                        shard.turn.push(ShardTask::Batch { rank, batch: Arc::clone(&batch) });
                     }
                 }
             }
             Action::Forward { id, frame } => {
-                let mut frames = frame.into_iter();
-                if let Some(envelope) = frames.next() {
-                    let (envelope, rest) = (envelope.to_vec(), frames.collect());
-                    self.to_fanout(FanoutTask::Single { route: id.route(), envelope, rest });
-                }
+                self.to_fanout(FanoutTask::Single { route: id.route(), frames: frame });
             }
             Action::HelloRank { rank, receiver_epoch } => {
                 self.ranks.restart(rank);
@@ -282,10 +291,18 @@ impl Router {
         Ok(())
     }
 
-    fn to_shard(&self, rid: Rid, task: ShardTask) {
-        if let Some((shard, _)) = self.shards.get(shard_of(rid.0, self.shards.len())) {
+    fn give_shard(&mut self, rid: Rid, task: ShardTask) {
+        let place = shard_of(rid.0, self.shards.len());
+        if let Some(shard) = self.shards.get_mut(place) {
+            shard.turn.push(task);
+        }
+    }
+
+    /// Gives the shards the work of this turn.
+    fn hand_over(&mut self) {
+        for shard in self.shards.iter_mut().filter(|shard| !shard.turn.is_empty()) {
             // A shard that has ended has said why.
-            let _ = shard.send(task);
+            let _ = shard.tasks.send(std::mem::take(&mut shard.turn));
         }
     }
 
@@ -295,7 +312,7 @@ impl Router {
     }
 
     fn state(&self) -> String {
-        let shards = self.shards.iter().map(|(tasks, live)| (tasks.len(), &**live)).collect();
+        let shards = self.shards.iter().map(|shard| (shard.tasks.len(), &*shard.live)).collect();
         let backlogs = self.ranks.backlogs().collect();
         let queues = Queues { shards, fanout: self.fanout.len(), backlogs, peers: &self.peers };
         snapshot(&self.core, &queues).to_string()

@@ -26,36 +26,34 @@ pub(super) enum ShardTask {
 /// Works until the plane stops. Requests that a stop string ended go to `stops`, the number of live ones to `live`.
 pub(super) fn run(
     mut shard: Shard,
-    inbox: &Inbox<ShardTask>,
+    inbox: &Inbox<Vec<ShardTask>>,
     fanout: &Sender<FanoutTask>,
     stops: &Arc<Mailbox<Rid>>,
     live: &AtomicUsize,
 ) -> Result<(), ThreadError> {
     let mut out = ShardOutput::default();
-    while let Some(task) = inbox.next() {
-        let flush = match task {
-            ShardTask::Open { rid, rank, text, stream } => {
-                shard.open_at(rank, rid.0, text, stream);
-                None
+    while let Some(turn) = inbox.next() {
+        for task in turn {
+            let mut flush = None;
+            match task {
+                ShardTask::Open { rid, rank, text, stream } => shard.open_at(rank, rid.0, text, stream),
+                ShardTask::Batch { rank, batch } => shard.batch_of(rank, &batch, &mut out),
+                ShardTask::Fail { rid, status, kind, message } => {
+                    shard.fail(rid.0, status, kind, &message, &mut out);
+                }
+                ShardTask::Flush(done) => flush = Some(done),
             }
-            ShardTask::Batch { rank, batch } => {
-                shard.batch_of(rank, &batch, &mut out);
-                None
+            if !out.aborts.is_empty() {
+                stops.put_all(out.aborts.drain(..).map(Rid));
             }
-            ShardTask::Fail { rid, status, kind, message } => {
-                shard.fail(rid.0, status, kind, &message, &mut out);
-                None
-            }
-            ShardTask::Flush(done) => Some(done),
-        };
-        stops.put_all(out.aborts.drain(..).map(Rid));
-        live.store(shard.live(), Ordering::Relaxed);
-        let frames = std::mem::take(&mut out.frames);
-        let text = (!frames.is_empty()).then_some(FanoutTask::Text(frames));
-        for task in text.into_iter().chain(flush.map(FanoutTask::Flush)) {
-            if fanout.send(task).is_err() {
-                // The fan-out thread has ended, and said why.
-                return Ok(());
+            live.store(shard.live(), Ordering::Relaxed);
+            let frames = std::mem::take(&mut out.frames);
+            let text = (!frames.is_empty()).then_some(FanoutTask::Text(frames));
+            for task in text.into_iter().chain(flush.map(FanoutTask::Flush)) {
+                if fanout.send(task).is_err() {
+                    // The fan-out thread has ended, and said why.
+                    return Ok(());
+                }
             }
         }
     }

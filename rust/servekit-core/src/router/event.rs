@@ -28,6 +28,20 @@ pub struct Peer {
     pub seq: u64,
 }
 
+/// Frames that can be referred to twice without a copy of their bytes.
+pub trait Share {
+    /// Another reference to the same frames.
+    #[must_use]
+    fn share(&mut self) -> Self;
+}
+
+/// A number in the place of frames, where nobody reads them.
+impl Share for u64 {
+    fn share(&mut self) -> Self {
+        *self
+    }
+}
+
 /// A request as the router sees it; `F` is the frames that it passes on unread.
 #[derive(Clone, Debug)]
 pub struct Request<F> {
@@ -43,8 +57,12 @@ pub struct Request<F> {
     pub group: Option<Group>,
     /// Bootstrap room.
     pub room: Option<u64>,
+    /// Names of the prompt's prefixes, for `cache_aware`; empty for none.
+    pub prefixes: Vec<u64>,
     /// What the request's detokenizer shard must know, or why that can't be read.
     pub text: Result<TextOptions, String>,
+    /// Bytes of the frames.
+    pub bytes: usize,
     /// The frames.
     pub frame: F,
 }

@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use servekit_zmq::Message;
 
-use super::event::{Ask, Event, Peer, Request, Rows, Side};
+use super::event::{Ask, Event, Peer, Request, Rows, Share, Side};
+use crate::dispatch::MAX_HASHES;
 use crate::log::Level;
 use crate::wire::envelope::FLAG_STREAM;
 use crate::wire::{
@@ -13,6 +14,12 @@ use crate::wire::{
 
 /// A message: envelope, body, attachments.
 pub type Frames = Vec<Message>;
+
+impl Share for Frames {
+    fn share(&mut self) -> Self {
+        self.iter_mut().map(Message::share).collect()
+    }
+}
 
 /// The control process as a sender.
 const CONTROL: u16 = 0;
@@ -89,12 +96,15 @@ pub fn from_worker(frames: Frames) -> Event<'static, Frames> {
             };
             let group = envelope.ext(Ext::Group).map(Group::parse).transpose();
             let room = envelope.ext(Ext::Room).map(|data| data.try_into().map(u64::from_le_bytes)).transpose();
-            let (text, group, room) = match (text, group, room) {
-                (text, Ok(group), Ok(room)) => (text, group, room),
-                (_, Err(error), _) => (Err(error.to_string()), None, None),
-                (_, _, Err(_)) => (Err("the room extension is not 8 bytes".to_owned()), None, None),
+            let prefixes = envelope.ext(Ext::PrefixHashes).map_or(Ok(Vec::new()), prefix_hashes);
+            let (text, group, room, prefixes) = match (text, group, room, prefixes) {
+                (text, Ok(group), Ok(room), Ok(prefixes)) => (text, group, room, prefixes),
+                (_, Err(error), _, _) | (_, _, _, Err(error)) => (Err(error.to_string()), None, None, Vec::new()),
+                (_, _, Err(_), _) => (Err("the room extension is not 8 bytes".to_owned()), None, None, Vec::new()),
             };
-            Event::Request { from, request: Request { rid, rank, tokens, stream, group, room, text, frame: frames } }
+            let bytes = frames.iter().map(|frame| frame.len()).sum();
+            let request = Request { rid, rank, tokens, stream, group, room, prefixes, text, bytes, frame: frames };
+            Event::Request { from, request }
         }
         Section::Control { rank } if kind == Kind::ControlReply => {
             if rank == worker_party(from.number) {
@@ -166,6 +176,15 @@ fn read(side: Side, frames: &Frames) -> Result<(Peer, Envelope<'_>), Box<Event<'
         })),
         Err(error) => Err(Box::new(Event::Malformed { side, reason: error.to_string() })),
     }
+}
+
+/// Reads the prefix hashes of a request: u64 each, of which the first so many matter.
+pub fn prefix_hashes(data: &[u8]) -> Result<Vec<u64>, WireError> {
+    let (hashes, rest) = data.as_chunks::<8>();
+    if !rest.is_empty() {
+        return Err(WireError::Extension { kind: Ext::PrefixHashes as u16, what: "not a number of whole hashes" });
+    }
+    Ok(hashes.iter().take(MAX_HASHES).map(|hash| u64::from_le_bytes(*hash)).collect())
 }
 
 fn peer(envelope: &Envelope<'_>) -> Peer {

@@ -42,7 +42,7 @@ pub enum Control {
     InFlight = 2,
     /// Those of them that wait for a rank to become active.
     Waiting = 3,
-    /// Prompt tokens that were dispatched and not yet seen by their rank.
+    /// Prompt tokens that wait to be computed: for a rank, on their way to one, or there.
     QueuedTokens = 4,
     /// Frames dropped: malformed, unknown, duplicate or without a way on.
     Dropped = 5,

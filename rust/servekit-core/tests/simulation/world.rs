@@ -19,6 +19,8 @@ use super::random::Random;
 pub(crate) const MS: u64 = 1_000_000;
 const SCHEMA: u64 = 99;
 const MAX_QUEUED: usize = 8;
+const MAX_QUEUED_TOKENS: u64 = 10_000;
+const RESUME_MEMORY: usize = 100_000;
 
 /// How hard a life is; each number is "once in so many", 0 for never.
 #[derive(Clone, Copy, Debug)]
@@ -481,12 +483,14 @@ impl World {
             assert!(unseen <= rank.in_flight as u64, "{unseen} dispatches are booked, {} live", rank.in_flight);
             assert!(unseen > 0 || budget.unseen_tokens() == 0, "tokens of no dispatch are booked");
         }
+        assert!(core.kept_bytes() <= RESUME_MEMORY, "{} bytes of frames are kept", core.kept_bytes());
     }
 
     /// What holds when all is over: nothing is left anywhere.
     pub(crate) fn assert_over(&self) {
         self.ledger.assert_ended(self.control);
         assert_eq!((self.core.in_flight(), self.core.waiting()), (0, 0));
+        assert_eq!((self.core.queued_tokens(), self.core.kept_bytes()), (0, 0));
         for (number, budget) in self.core.budget().ranks().iter().enumerate() {
             assert_eq!((budget.requests(), budget.tokens()), (0, 0), "rank {number} is charged with something");
         }
@@ -524,5 +528,7 @@ fn core(epoch: u32, method: LoadBalanceMethod, rank_epochs: Vec<u32>, worker_epo
         worker_epochs,
         rank_wait: Duration::from_secs(30),
         max_queued: MAX_QUEUED,
+        max_queued_tokens: MAX_QUEUED_TOKENS,
+        resume_memory: RESUME_MEMORY,
     })
 }

@@ -1,11 +1,11 @@
 //! Messages of operators: from one worker to every rank, and to whom else they concern.
 
-use super::super::event::{Action, Ask, Peer, Side};
+use super::super::event::{Action, Ask, Peer, Share, Side};
 use super::super::frames::worker_party;
 use super::{Actions, Core};
 use crate::wire::{Rid, Route};
 
-impl<F> Core<F> {
+impl<F: Share> Core<F> {
     pub(super) fn control(&mut self, from: Peer, id: Rid, ask: Ask, frame: F, actions: &mut Actions<F>) {
         if !self.admit(Side::Worker, from, actions) {
             return;
@@ -31,6 +31,9 @@ impl<F> Core<F> {
         let for_ranks = ask != Ask::Workers;
         let active = self.ranks.iter().enumerate().filter(|(rank, _)| for_ranks && budget[*rank].active());
         let ranks: Vec<_> = active.map(|(rank, view)| (rank, view.epoch)).collect();
+        if ask == Ask::FlushCache {
+            self.budget.forget_prefixes();
+        }
         let mut workers = Vec::new();
         if matches!(ask, Ask::LogLevel(_) | Ask::Workers) {
             let greeted = (0..).zip(&self.worker_links).filter(|(_, link)| link.greeted);

@@ -6,6 +6,7 @@
 
 mod control;
 mod ends;
+mod kept;
 mod links;
 mod peers;
 mod requests;
@@ -13,13 +14,14 @@ mod requests;
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
 
-use super::event::{Action, Event, Nanos, Request, Side};
+use super::event::{Action, Event, Nanos, Request, Share, Side};
 use super::groups::Groups;
 use super::link::Link;
 use crate::dispatch::{DpBudget, LoadBalanceMethod};
 use crate::log::Level;
 use crate::stats::Counters;
 use crate::wire::{Load, Rid, Route};
+use kept::{Keeper, Kept};
 
 /// Settings that hold for the life of a router.
 #[derive(Clone, Debug)]
@@ -38,13 +40,17 @@ pub struct CoreConfig {
     pub rank_wait: Duration,
     /// Most requests beyond those that the active ranks run at once.
     pub max_queued: usize,
+    /// Most prompt tokens that wait to be computed; a prompt alone may be longer.
+    pub max_queued_tokens: u64,
+    /// Most bytes of requests' frames that are kept until their requests end, so that they could be sent once more.
+    pub resume_memory: usize,
 }
 
 /// Where a request is.
 #[derive(Debug)]
 enum Place<F> {
     Waiting { since: Nanos, request: Box<Request<F>> },
-    Rank { rank: usize, dispatch: u64, aborted: bool, room: Option<u64> },
+    Rank { rank: usize, dispatch: u64, aborted: bool, room: Option<u64>, kept: Option<Kept<F>> },
 }
 
 /// One rank, beside its budget.
@@ -84,6 +90,13 @@ pub struct Core<F> {
     /// Bootstrap rooms of the requests in the table.
     rooms: HashMap<u64, Rid>,
     waiting: VecDeque<Rid>,
+    /// Prompt tokens of those that wait.
+    waiting_tokens: u64,
+    /// Prompt tokens that the ranks have seen and not computed, as they last said.
+    pending_tokens: u64,
+    /// Requests that the active ranks run at once.
+    running: usize,
+    keeper: Keeper,
     groups: Groups,
     counters: Counters,
     /// Why no further request is taken, once none is.
@@ -96,7 +109,7 @@ type Actions<F> = Vec<Action<F>>;
 /// Status and line of a refusal.
 type Refusal = (u16, String);
 
-impl<F> Core<F> {
+impl<F: Share> Core<F> {
     /// A router whose ranks are all still to come.
     pub fn new(config: CoreConfig) -> Self {
         let ranks = config.rank_epochs.len();
@@ -122,6 +135,10 @@ impl<F> Core<F> {
             table: HashMap::new(),
             rooms: HashMap::new(),
             waiting: VecDeque::new(),
+            waiting_tokens: 0,
+            pending_tokens: 0,
+            running: 0,
+            keeper: Keeper::default(),
             groups: Groups::default(),
             counters: Counters::default(),
             closed: None,
@@ -210,6 +227,16 @@ impl<F> Core<F> {
     /// Requests that wait for a rank to become active.
     pub fn waiting(&self) -> usize {
         self.waiting.len()
+    }
+
+    /// Prompt tokens that wait to be computed: for a rank, on their way to one, or there.
+    pub fn queued_tokens(&self) -> u64 {
+        self.waiting_tokens.saturating_add(self.budget.unseen_tokens()).saturating_add(self.pending_tokens)
+    }
+
+    /// Bytes of requests' frames that are kept.
+    pub fn kept_bytes(&self) -> usize {
+        self.keeper.bytes()
     }
 
     /// Groups of which members are still to come.

@@ -49,6 +49,8 @@ fn config(ranks: usize, workers: usize) -> CoreConfig {
         worker_epochs: vec![1; workers],
         rank_wait: Duration::from_secs(30),
         max_queued: 8,
+        max_queued_tokens: u64::MAX,
+        resume_memory: 100_000,
     }
 }
 
@@ -141,7 +143,9 @@ impl World {
             stream: true,
             group: None,
             room: None,
+            prefixes: Vec::new(),
             text: Ok(TextOptions::default()),
+            bytes: 100,
             frame: rid.0,
         };
         change(&mut request);
