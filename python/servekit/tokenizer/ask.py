@@ -116,7 +116,9 @@ def messages_of(
             names = _prefixes(packed[1], options.cache_salt) if prefixes else []
         group = [group_ext(Group(group_id, choice.index, len(planned), number))] if len(planned) > 1 else []
         flags = FLAG_STREAM if options.streamed else 0
-        envelope = Envelope(Kind.GENERATE, rid, flags, rank=rank, tokens=choice.prompt_tokens, exts=exts + names + group)
+        envelope = Envelope(
+            Kind.GENERATE, rid, flags, rank=rank, tokens=choice.prompt_tokens, exts=exts + names + group
+        )
         yield choice, envelope, _body(ask, rid, packed[1], params, rank, room, received_at)
 
 
