@@ -416,7 +416,7 @@ class TextStreams:
             tokens: what its rows reported so far.
         """
 
-    def close(self, rid: int) -> tuple[int, float] | None:
+    def close(self, rid: int) -> int | None:
         """Leave a request's rows alone again.
 
         Returns:
