@@ -426,9 +426,9 @@ class TextStreams:
     def tokens(self, rid: int) -> int | None:
         """Tokens of a request so far; None if it is not open."""
 
-    def render(self, body: bytes) -> tuple[
-        list[tuple[Any, bytes]], bytes | None, tuple[int, int, list[tuple[float, int]]]
-    ]:
+    def render(
+        self, body: bytes
+    ) -> tuple[list[tuple[Any, bytes]], bytes | None, tuple[int, int, list[tuple[float, int]]]]:
         """Make events of a batch.
 
         Returns:
