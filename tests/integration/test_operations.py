@@ -219,7 +219,7 @@ def test_draining_refuses_new_requests_and_lets_running_ones_finish(start, strea
 def test_the_limit_of_descriptors_is_raised(start):
     server = start()
     soft, hard = server.processes()["servekit::http[0]"].rlimit(7)
-    assert soft == min(hard, 1 << 18)
+    assert soft >= min(hard, 1 << 18)
 
 
 def wait_for(server) -> None:
