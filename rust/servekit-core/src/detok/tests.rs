@@ -147,7 +147,7 @@ fn embeddings_pass_as_they_are() {
     let batch = ScannedBatch::parse(Kind::BatchEmbedding, Arc::new(body)).unwrap();
     let mut output = ShardOutput::default();
     shard.batch(&batch, &mut output);
-    let [WorkerFrame { route, kind: Kind::BatchEmbedding, rows: 1, body: Body::Shared(passed), .. }] =
+    let [WorkerFrame { route, kind: Kind::BatchEmbedding, rank: -1, rows: 1, body: Body::Shared(passed) }] =
         &output.frames[..]
     else {
         panic!("{:?}", output.frames);
