@@ -34,9 +34,8 @@ def other_value(field: str) -> object:
         return default + 1.5
     if isinstance(default, int):
         return default + 1
-    return {"max_model_len": 777, "max_total_tokens": 7777, "max_running_requests": 7, "seed": 7}.get(
-        field, "something"
-    )
+    numbers = ("max_model_len", "max_total_tokens", "max_running_requests", "max_queued_tokens", "seed")
+    return dict.fromkeys(numbers, 777).get(field, "something")
 
 
 def run_main(*arguments: str, capsys) -> tuple[int, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 import re
 from typing import Any
 
@@ -27,6 +28,27 @@ class Size(click.ParamType[int]):
             self.fail(f"{value!r} is no size such as 16777216 or 16MiB", param, ctx)
         number, prefix, unit = match.groups()
         return int(number) * _UNITS[prefix + ("B" if unit == "B" and prefix else "")]
+
+
+class Texts(click.ParamType[tuple[str, ...]]):
+    """A text, or a JSON list of texts, which is how vLLM spells several: `["https://a.example"]`."""
+
+    name = "texts"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
+        """One or more texts."""
+        if isinstance(value, tuple):
+            return value
+        text = str(value).strip()
+        if not text.startswith("["):
+            return (text,)
+        try:
+            found = json.loads(text)
+        except ValueError:
+            found = None
+        if not isinstance(found, list) or not all(isinstance(each, str) for each in found):
+            self.fail(f"{text!r} is no JSON list of texts", param, ctx)
+        return tuple(found)
 
 
 class Option(click.Option):
