@@ -112,8 +112,10 @@ class TorchRank:
                 self._paused = kind == Kind.PAUSE
                 return ControlReply(True)
             case Kind.FLUSH_CACHE:
+                if self._scheduler.flush_cache():
+                    return ControlReply(True)
                 live = self._scheduler.state()["live"]
-                return ControlReply(not live, f"{live} requests are live, and what they hold stays" if live else "")
+                return ControlReply(False, f"{live} requests are live, and what they hold stays")
             case Kind.PROFILE:
                 return self._profiler.obey(body)
             case Kind.SET_LOG_LEVEL:
