@@ -100,8 +100,10 @@ impl Message {
     #[must_use]
     pub fn share(&mut self) -> Self {
         let mut shared = Self::new();
-        // SAFETY: both are initialized; libzmq counts who refers to the bytes, atomically, and nobody changes them.
+        // SAFETY: both are initialized; libzmq counts who refers to the bytes, atomically, and marks both as shared, so
+        // that `make_mut` writes to a copy.
         unsafe { assert_eq!(ffi::zmq_msg_copy(shared.as_mut_ptr(), self.as_mut_ptr()), 0, "a frame that is none") };
+        shared.shared = self.shared;
         shared
     }
 
