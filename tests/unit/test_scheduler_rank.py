@@ -203,8 +203,17 @@ def test_the_cache_is_flushed_when_nothing_runs() -> None:
     link = run([[flush, generate(1)], [flush]])
     assert [(reply.ok, reply.message) for _, reply in link.replies] == [
         (True, ""),
-        (False, "1 requests are live, and what they hold stays"),
+        (False, "what live requests use stays, the rest is dropped"),
     ]
+
+
+def test_a_flush_drops_what_nobody_uses() -> None:
+    state = control(Kind.GET_STATE, GetStateReq())
+    deliveries = [[generate(1)], [], [], [], [state, control(Kind.FLUSH_CACHE, FlushCacheReq()), state]]
+    before, flushed, after = (reply for _, reply in run(deliveries).replies)
+    assert json.loads(before.data)["pages_cached"] == 2
+    assert flushed == ControlReply(True)
+    assert (json.loads(after.data)["pages_cached"], json.loads(after.data)["pages_free"]) == (0, 40)
 
 
 def test_a_log_level_holds_for_the_process() -> None:

@@ -253,13 +253,13 @@ class TokenizerManager:
 
     def _take_batch(self, envelope: Envelope, frames: Sequence[bytes]) -> None:
         try:
-            events, left, generated, gaps = self._direct.render(frames[0])
+            events, left, metered = self._direct.render(frames[0])
         except MalformedError as error:
             self._count_malformed(error)
             return
         for sink, data in events:
             sink(data)
-        self.meter.past(envelope.rank, generated, gaps)
+        self.meter.past(*metered)
         if left is not None and (batch := self._decode(self._batch, left)) is not None:
             self._take_rows(envelope, batch)
 

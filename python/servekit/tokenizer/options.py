@@ -5,6 +5,7 @@ Ranges are part of the types, so that one pass of the JSON decoder checks them a
 
 from __future__ import annotations
 
+import operator
 import random
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
@@ -161,14 +162,20 @@ def unsupported(field: str) -> Refusal:
     return Refusal(400, f"{field} is not supported by this server yet", param=field, code="unsupported_parameter")
 
 
+_unbuilt = operator.attrgetter(*Unbuilt.__struct_fields__)
+_NOTHING = (None,) * len(Unbuilt.__struct_fields__)
+
+
 def check_unbuilt(options: Unbuilt) -> None:
     """Nothing is asked for that this version can't obey.
 
     Raises:
         Refusal: naming the field at fault.
     """
-    for field in Unbuilt.__struct_fields__:
-        value = getattr(options, field)
+    values = _unbuilt(options)
+    if values == _NOTHING:
+        return
+    for field, value in zip(Unbuilt.__struct_fields__, values, strict=True):
         if value is not None and value not in _NEUTRAL.get(field, ()):
             raise unsupported(field)
 

@@ -21,7 +21,7 @@ HIGH_WATER_MARK = 65536
 ACKNOWLEDGE_S = 0.05
 """How soon the peer is told what was handled."""
 
-_BURST = 256
+_BURST = 8
 """Messages handled before other callbacks of the loop get their turn."""
 
 

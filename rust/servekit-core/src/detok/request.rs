@@ -1,22 +1,14 @@
 //! One request in a shard.
 
 use crate::wire::columns::batch_token_id as columns;
-use crate::wire::msgpack::{Cursor, write_str};
-use crate::wire::{ScannedBatch, TextOptions};
+use crate::wire::msgpack::{Cursor, NIL, write_str};
+use crate::wire::{Pack, ScannedBatch, TextOptions};
 
 use super::carried::{Carried, Layout};
 use super::decoder::Decoder;
+use super::source::{Seen, Source};
 use super::stops::Stops;
 use super::vocabulary::Vocabulary;
-
-/// Counts that a row of text shows, as last seen.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Seen {
-    pub(super) prompt_tokens: i64,
-    pub(super) cached_tokens: i64,
-    pub(super) retraction_count: i64,
-    pub(super) dp_rank: i64,
-}
 
 /// How a request ends.
 pub(super) enum End {
@@ -39,13 +31,9 @@ pub(super) struct Request {
     skip_special: bool,
     keep_stop: bool,
     keep_end_token: bool,
-    /// Text goes to the client.
-    want_text: bool,
     pub(super) want_ids: bool,
     /// Rows are sent as text comes, not only at the end.
     stream: bool,
-    /// Text is needed, for the client or to find stop strings.
-    decodes: bool,
     decoder: Decoder,
     stops: Option<Stops>,
     /// Text that is not sent yet; UTF-8.
@@ -59,28 +47,25 @@ pub(super) struct Request {
 }
 
 impl Request {
-    pub(super) fn new(options: &TextOptions, stream: bool, has_vocabulary: bool) -> Self {
+    pub(super) fn new(options: &TextOptions, stream: bool) -> Self {
         let stops = Stops::new(&options.stops);
-        let want_ids = options.ids || !has_vocabulary;
         Self {
             skip_special: options.skip_special_tokens,
             keep_stop: options.include_stop || options.no_stop_trim,
             keep_end_token: options.no_stop_trim,
-            want_text: options.text && has_vocabulary,
-            want_ids,
+            want_ids: options.ids,
             stream,
-            decodes: has_vocabulary && (options.text || stops.is_some()),
             decoder: Decoder::default(),
             stops,
             text: Vec::new(),
             sent: 0,
             generated: 0,
-            carried: want_ids.then(Box::default),
-            seen: Seen { prompt_tokens: 0, cached_tokens: 0, retraction_count: 0, dp_rank: -1 },
+            carried: options.ids.then(Box::default),
+            seen: Seen::default(),
         }
     }
 
-    /// Take a row in.
+    /// Take a row in; it has carried columns if the source carries.
     ///
     /// # Errors
     /// What is wrong with the row, for the client.
@@ -88,11 +73,11 @@ impl Request {
         &mut self,
         vocabulary: Option<&Vocabulary>,
         layout: &Layout,
-        batch: &ScannedBatch,
+        source: &Source<'_>,
         row: usize,
-        carries: bool,
     ) -> Result<Step, String> {
-        self.see(batch, row);
+        let (batch, carries) = (source.batch, source.carries);
+        self.seen.update(source, row);
         let ids = decode_ids(batch, row)?;
         if carries && self.carried.is_none() {
             self.carried = Some(Box::default());
@@ -105,7 +90,7 @@ impl Request {
         for (i, id) in ids.iter().map(|id| u32::from_le_bytes(*id)).enumerate() {
             taken = i + 1;
             let start = self.text.len();
-            if let Some(vocabulary) = vocabulary.filter(|_| self.decodes && !(taken == ids.len() && silent == Some(id)))
+            if let Some(vocabulary) = vocabulary.filter(|_| !(taken == ids.len() && silent == Some(id)))
             {
                 self.decoder.push(vocabulary, id, self.skip_special, &mut self.text)?;
             }
@@ -129,13 +114,13 @@ impl Request {
         }
         if finished && stop.is_none() {
             let start = self.text.len();
-            if let Some(vocabulary) = vocabulary.filter(|_| self.decodes) {
+            if let Some(vocabulary) = vocabulary {
                 self.decoder.finish(vocabulary, &mut self.text)?;
             }
             stop = self.find_stop(start);
         }
-        let all = batch.element(columns::COMPLETION_TOKENS, row).and_then(|item| Cursor::new(item).uint().ok());
-        let all = all.unwrap_or(before + ids.len() as u64);
+        let said = source.completion_tokens.of_row(batch, row).and_then(|number| u64::try_from(number).ok());
+        let all = said.unwrap_or(before + ids.len() as u64);
         let end = match stop {
             Some(stop) => Some(End::Stop(stop)),
             None if finished => Some(End::Rank),
@@ -173,7 +158,7 @@ impl Request {
         }
         let bytes = self.sendable(ended);
         let tokens = self.releasable(bytes, ended);
-        let says = ended || (self.want_text && bytes > 0) || (self.want_ids && tokens > 0);
+        let says = ended || bytes > 0 || (self.want_ids && tokens > 0);
         says.then_some(Release { request: self, bytes, tokens })
     }
 
@@ -182,19 +167,10 @@ impl Request {
     /// # Errors
     /// The tokenizer's decoder failed.
     pub(super) fn cut_off(&mut self, vocabulary: Option<&Vocabulary>) -> Result<(), String> {
-        match vocabulary.filter(|_| self.decodes) {
+        match vocabulary {
             Some(vocabulary) => self.decoder.finish(vocabulary, &mut self.text),
             None => Ok(()),
         }
-    }
-
-    fn see(&mut self, batch: &ScannedBatch, row: usize) {
-        let number = |column| batch.element(column, row).and_then(|item| Cursor::new(item).int().ok());
-        let seen = &mut self.seen;
-        seen.prompt_tokens = number(columns::PROMPT_TOKENS).unwrap_or(seen.prompt_tokens);
-        seen.cached_tokens = number(columns::CACHED_TOKENS).unwrap_or(seen.cached_tokens);
-        seen.retraction_count = number(columns::RETRACTION_COUNTS).unwrap_or(seen.retraction_count);
-        seen.dp_rank = number(columns::DP_RANKS).unwrap_or(seen.dp_rank);
     }
 }
 
@@ -206,27 +182,46 @@ pub(super) struct Release<'a> {
 }
 
 impl Release<'_> {
-    pub(super) fn write_text(&mut self, out: &mut Vec<u8>) {
-        let Request { text, sent, want_text, .. } = &mut *self.request;
-        write_str(out, if *want_text { &text[..self.bytes] } else { b"" });
-        text.drain(..self.bytes);
+    pub(super) fn write_text(&mut self, out: &mut Pack) {
+        let Request { text, sent, .. } = &mut *self.request;
+        write_str(out, &text[..self.bytes]);
+        if self.bytes == text.len() {
+            text.clear();
+        } else {
+            text.drain(..self.bytes);
+        }
         *sent += self.bytes as u64;
     }
 
-    /// False, and nothing written, if the client wants no ids.
-    pub(super) fn write_ids(&mut self, out: &mut Vec<u8>) -> bool {
-        match self.request.carried.as_deref().filter(|_| self.request.want_ids) {
-            Some(carried) => {
-                carried.write_ids(self.tokens, out);
-                true
-            }
-            None => false,
+    fn carried(&self) -> Option<&Carried> {
+        self.request.carried.as_deref()
+    }
+
+    /// Whether the client wants ids.
+    pub(super) fn has_ids(&self) -> bool {
+        self.request.want_ids && self.carried().is_some()
+    }
+
+    pub(super) fn write_ids(&mut self, out: &mut Pack) {
+        if let Some(carried) = self.carried() {
+            carried.write_ids(self.tokens, out);
         }
     }
 
-    /// False, and nothing written, if there is nothing in column `i` of the layout.
-    pub(super) fn write_column(&mut self, layout: &Layout, i: usize, out: &mut Vec<u8>) -> bool {
-        self.request.carried.as_deref_mut().is_some_and(|carried| carried.write_column(layout, i, self.tokens, out))
+    /// Whether there may be anything in carried columns.
+    pub(super) fn has_columns(&self) -> bool {
+        self.carried().is_some_and(Carried::has_columns)
+    }
+
+    /// Whether there is anything in column `i` of the layout.
+    pub(super) fn has_column(&self, layout: &Layout, i: usize) -> bool {
+        self.carried().is_some_and(|carried| carried.in_column(layout, i, self.tokens) > 0)
+    }
+
+    pub(super) fn write_column(&mut self, layout: &Layout, i: usize, out: &mut Pack) {
+        if let Some(carried) = self.request.carried.as_deref_mut() {
+            carried.write_column(layout, i, self.tokens, out);
+        }
     }
 
     /// The row is written.
@@ -240,7 +235,8 @@ impl Release<'_> {
 /// New ids of a row.
 fn decode_ids(batch: &ScannedBatch, row: usize) -> Result<&[[u8; 4]], String> {
     match batch.element(columns::DECODE_IDS, row) {
-        None | Some([0xc0]) => Ok(&[]),
+        Some([0xc4, len, ids @ ..]) if ids.len() == usize::from(*len) && ids.len() % 4 == 0 => Ok(ids.as_chunks().0),
+        None | Some([NIL]) => Ok(&[]),
         Some(item) => match Cursor::new(item).bin().map(<[u8]>::as_chunks::<4>) {
             Ok((ids, [])) => Ok(ids),
             _ => Err("decode_ids of the row are no ids".to_owned()),
