@@ -424,7 +424,12 @@ def test_text_and_ids_alone_in_one_step() -> None:
     body = ENCODE(BatchTokenIDOutput([read, counted], completion_tokens=[1, 1], decode_ids=[u32([504])] * 2))
     (text, ids), _ = target.step(body)
     assert DECODE(text[2]).rids == [read]
-    assert ids[2] == split_batch(Kind.BATCH_TOKEN_ID, ENCODE(take_rows(msgspec.msgpack.decode(body, type=BatchTokenIDOutput), [1])))[0][2]
+    assert (
+        ids[2]
+        == split_batch(
+            Kind.BATCH_TOKEN_ID, ENCODE(take_rows(msgspec.msgpack.decode(body, type=BatchTokenIDOutput), [1]))
+        )[0][2]
+    )
 
 
 def test_a_request_for_ids_alone_that_fails_ends_with_an_error_row() -> None:
