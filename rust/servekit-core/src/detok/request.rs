@@ -90,8 +90,7 @@ impl Request {
         for (i, id) in ids.iter().map(|id| u32::from_le_bytes(*id)).enumerate() {
             taken = i + 1;
             let start = self.text.len();
-            if let Some(vocabulary) = vocabulary.filter(|_| !(taken == ids.len() && silent == Some(id)))
-            {
+            if let Some(vocabulary) = vocabulary.filter(|_| !(taken == ids.len() && silent == Some(id))) {
                 self.decoder.push(vocabulary, id, self.skip_special, &mut self.text)?;
             }
             if let Some(carried) = &mut self.carried {
