@@ -60,6 +60,7 @@ CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "x"}]}
                 {**CHAT, "messages": []},
                 {**CHAT, "messages": [{"role": "user"}]},
                 {**CHAT, "messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+                {**CHAT, "messages": [{"role": "assistant", "content": [{"type": "text"}]}]},
                 {**CHAT, "temperature": -1},
                 {**CHAT, "logit_bias": {"x": 1}},
                 {**CHAT, "tool_choice": "required"},

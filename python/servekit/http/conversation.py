@@ -61,12 +61,22 @@ class Tool(msgspec.Struct, kw_only=True):
     function: FunctionDefinition
 
 
+_PARTS_SCHEMA = {
+    "type": "array",
+    "items": {
+        "anyOf": [
+            {"required": ["text"], "properties": {"text": {"type": "string"}}},
+            {"required": ["refusal"], "properties": {"type": {"const": "refusal"}, "refusal": {"type": "string"}}},
+        ]
+    },
+}
 MESSAGES_SCHEMA = {
     "type": "array",
     "minItems": 1,
     "items": {
         "allOf": [
             {"$ref": "#/components/schemas/Message"},
+            {"properties": {"content": {"anyOf": [{"type": ["string", "null"]}, _PARTS_SCHEMA]}}},
             {
                 "anyOf": [
                     {"properties": {"role": {"const": "assistant"}}},
@@ -76,7 +86,8 @@ MESSAGES_SCHEMA = {
         ]
     },
 }
-"""The JSON schema of messages: what their type can't tell is that only an assistant's content may be missing."""
+"""The JSON schema of messages, with what their type can't tell: only an assistant's content may be missing, parts need
+their text."""
 
 
 class Conversation(Protocol):
