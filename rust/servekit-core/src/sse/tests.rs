@@ -54,8 +54,8 @@ proptest! {
         let mut out = Vec::new();
         escape_json(&parts.concat(), &mut out);
         let text = std::str::from_utf8(&out).unwrap();
-        let ends_a_line = text.contains(['\n', '\r', '\u{85}', '\u{2028}', '\u{2029}']);
-        prop_assert!(!ends_a_line);
+        let breaks_lines = text.contains(['\n', '\r', '\u{85}', '\u{2028}', '\u{2029}']);
+        prop_assert!(!breaks_lines);
         prop_assert_eq!(serde_json::from_str::<String>(&format!("\"{text}\"")).unwrap(), parts.concat());
     }
 
