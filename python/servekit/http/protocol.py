@@ -205,7 +205,7 @@ class StreamingProtocol(HttpToolsProtocol):
         before = self.cycle
         super().on_headers_complete()
         if self.cycle is not before:
-            extensions: dict[str, Any] = self.scope.setdefault("extensions", {})  # type: ignore[assignment]
+            extensions: dict[str, Any] = self.scope.setdefault("extensions", {})
             extensions[EXTENSION] = ResponseStream(self, self.cycle)
 
     def connection_lost(self, exc: Exception | None) -> None:
