@@ -22,6 +22,8 @@ ACKNOWLEDGE_S = 0.05
 """How soon the peer is told what was handled."""
 
 _BURST = 8
+_READABLE = int(zmq.POLLIN)
+_NO_WAIT = int(zmq.NOBLOCK)
 """Messages handled before other callbacks of the loop get their turn."""
 
 
@@ -94,9 +96,12 @@ class Receiver:
             if self._loop is None:
                 return
             # Asking costs less than the exception that an empty socket raises.
-            if not self._socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+            if not self._socket.getsockopt(zmq.EVENTS) & _READABLE:
                 return
-            self._receive(self._socket.recv_multipart(zmq.NOBLOCK))
+            frames = [self._socket.recv(_NO_WAIT)]
+            while self._socket.getsockopt(zmq.RCVMORE):
+                frames.append(self._socket.recv(_NO_WAIT))
+            self._receive(frames)
         if self._loop is not None:
             self._loop.call_soon(self._drain)
 
