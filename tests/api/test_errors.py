@@ -64,11 +64,11 @@ def test_bodies_that_are_no_json_object(http: httpx.Client, path: str, body: byt
 def test_depth_is_never_a_fault_of_the_server(http: httpx.Client, depth: int) -> None:
     deep = "[" * depth + "]" * depth
     start = '{"model": "tiny", "messages": [{"role": "user", "content": "x"}], '
-    tool = '{"type": "function", "function": {"name": "f", "parameters": {"a": %s}}}' % deep
+    tool = '{"type": "function", "function": {"name": "f", "parameters": {"a": ' + deep + "}}}"
     for body in (
-        start + '"chat_template_kwargs": {"a": %s}}' % deep,
-        start + '"tools": [%s]}' % tool,
-        start + '"metadata": %s}' % deep,
+        start + '"chat_template_kwargs": {"a": ' + deep + "}}",
+        start + '"tools": [' + tool + "]}",
+        start + '"metadata": ' + deep + "}",
     ):
         assert http.post(CHAT, content=body, headers=JSON).status_code in (200, 400)
 

@@ -75,7 +75,7 @@ class Engine:
         linear = linear_kinds(float32_only=False)[kind]
         self.model = load_model(path, config, linear, torch.float32, cpu, lambda *p: self.progress.append(p))
         pool = KvPool(config.layers, config.kv_heads, config.head_size, 100, PAGE, torch.float32, cpu)
-        self.attention = TorchAttention(pool, config.heads, config.head_size, torch.float32, cpu)
+        self.attention = TorchAttention(pool, config.heads, config.head_size, torch.float32, cpu, config.windows)
 
     def step(self, rows: list[tuple[int, int, list[int]]]) -> torch.Tensor:
         """Logits of each row's last token; a row is (sequence, tokens computed before, new tokens)."""
@@ -167,7 +167,7 @@ def test_an_unknown_architecture_names_the_known_ones(tmp_path: Path) -> None:
     folder = save_folder(tmp_path / "m", CONFIG | {"architectures": ["GPT2LMHeadModel"]}, {})
     with pytest.raises(
         WeightError,
-        match=r"GPT2LMHeadModel is not known; known are LlamaForCausalLM, .* in folders and llama in GGUF files",
+        match=r"GPT2LMHeadModel is not known; known are LlamaForCausalLM, .* in folders and llama, .* in GGUF files",
     ):
         read_config(folder)
     writer = gguf.GGUFWriter(tmp_path / "m.gguf", "mamba")
@@ -184,7 +184,7 @@ def test_an_unknown_architecture_names_the_known_ones(tmp_path: Path) -> None:
     [
         ({"hidden_act": "gelu"}, "gelu"),
         ({"num_key_value_heads": 4}, "impossible sizes"),
-        ({"rope_scaling": {"type": "yarn", "factor": 2.0}}, "yarn"),
+        ({"rope_scaling": {"type": "longrope", "factor": 2.0}}, "longrope"),
         ({"rope_scaling": {"type": "linear"}}, "lacks 'factor'"),
         ({"hidden_size": "big"}, "can't be read"),
         ({"intermediate_size": 64}, "has the shape"),

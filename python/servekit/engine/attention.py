@@ -6,10 +6,12 @@ device: it gathers a sequence's pages into a preallocated buffer and calls torch
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 
@@ -42,23 +44,25 @@ class Attention(Protocol):
 
 @dataclass(slots=True)
 class _Group:
-    """Rows with one new token each, and of similar length."""
+    """Rows with one new token each, and of similar length; `masks` are by window, None where nothing is hidden."""
 
     tokens: torch.Tensor | slice
     pages: torch.Tensor
     rows: int
     length: int
-    mask: torch.Tensor | None
+    masks: dict[int, torch.Tensor | None]
 
 
 @dataclass(slots=True)
 class _Chunk:
-    """One row with several new tokens; `pages` is None where the sequence begins with them."""
+    """One row with several new tokens; `pages` is None where the sequence begins with them. `masks` are by window, None
+    where all that is hidden is what comes later in a sequence that begins here.
+    """
 
     tokens: slice
     pages: torch.Tensor | None
     length: int
-    mask: torch.Tensor | None
+    masks: dict[int, torch.Tensor | None]
 
 
 class TorchAttention:
@@ -66,9 +70,24 @@ class TorchAttention:
 
     The query heads that share a KV head are folded into the query axis (decode) or get the KV head by a stride of zero
     (prefill), so keys and values are never repeated in memory.
+
+    Args:
+        pool: where keys and values are kept.
+        heads, head_size: of the queries.
+        dtype, device: of queries, keys and values.
+        windows: for each layer, how many tokens back it sees, its own included; 0 sees all. Empty: all layers see all.
     """
 
-    def __init__(self, pool: KvPool, heads: int, head_size: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        pool: KvPool,
+        heads: int,
+        head_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        windows: Sequence[int] = (),
+    ) -> None:
+        self._windows = tuple(windows) or (0,) * len(pool.layers)
         self._pool = pool
         self._heads = heads
         self._size = head_size
@@ -104,14 +123,14 @@ class TorchAttention:
         return torch.from_numpy(positions).to(self._device)
 
     def attend(self, layer: int, q: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
-        pool = self._pool.layers[layer]
+        pool, window = self._pool.layers[layer], self._windows[layer]
         pool.flatten(0, 1).index_copy_(0, self._places, kv)
         out = q.new_empty(q.shape[0], self._heads * self._size)
         for group in self._groups:
             keys, values = self._gather(pool, group.pages, group.rows, group.length)
             folded = q[group.tokens].view(group.rows, self._kv_heads, -1, self._size)
             result = F.scaled_dot_product_attention(
-                folded, keys.transpose(1, 2), values.transpose(1, 2), attn_mask=group.mask
+                folded, keys.transpose(1, 2), values.transpose(1, 2), attn_mask=group.masks[window]
             )
             out[group.tokens] = result.reshape(group.rows, -1)
         for chunk in self._chunks:
@@ -127,8 +146,8 @@ class TorchAttention:
                 query,
                 keys[0].transpose(0, 1)[:, None].expand(spread),
                 values[0].transpose(0, 1)[:, None].expand(spread),
-                attn_mask=chunk.mask,
-                is_causal=chunk.mask is None,
+                attn_mask=chunk.masks[window],
+                is_causal=chunk.masks[window] is None,
             )
             out[chunk.tokens] = result.permute(2, 0, 1, 3).reshape(count, -1)
         return out
@@ -145,28 +164,41 @@ class TorchAttention:
     def _group(self, plan: Plan, rows: np.ndarray, firsts: np.ndarray, lengths: np.ndarray) -> _Group:
         length = int(lengths.max())
         width = -(-length // self._pool.page)
-        mask = None
-        if int(lengths.min()) != length:
-            hidden = np.arange(length) >= lengths[:, None]
-            mask = torch.zeros(len(rows), 1, 1, length, dtype=self._dtype)
-            mask.masked_fill_(torch.from_numpy(hidden)[:, None, None], float("-inf"))
-            mask = mask.to(self._device)
+        masks: dict[int, torch.Tensor | None] = {}
+        for window in set(self._windows):
+            masks[window] = None
+            if int(lengths.min()) != length or 0 < window < length:
+                hidden = np.arange(length) >= lengths[:, None]
+                if window:
+                    hidden |= np.arange(length) < lengths[:, None] - window
+                masks[window] = self._mask(hidden)[:, None, None]
         first, last = int(firsts[0]), int(firsts[-1])
         tokens: torch.Tensor | slice = slice(first, last + 1)
         if last - first != len(rows) - 1 or np.any(np.diff(firsts) != 1):
             tokens = torch.from_numpy(firsts).to(self._device)
         pages = torch.from_numpy(np.ascontiguousarray(plan.tables[rows, :width]).reshape(-1)).to(self._device)
-        return _Group(tokens, pages, len(rows), length, mask)
+        return _Group(tokens, pages, len(rows), length, masks)
 
     def _chunk(self, plan: Plan, row: int, first: int, length: int) -> _Chunk:
         start, count = int(plan.starts[row]), int(plan.counts[row])
         tokens = slice(first, first + count)
+        masks: dict[int, torch.Tensor | None] = {}
+        for window in set(self._windows):
+            masks[window] = None
+            if start or 0 < window < length:
+                behind = np.arange(start, length)[:, None] - np.arange(length)
+                masks[window] = self._mask((behind < 0) | (behind >= (window or length)))
         if start == 0:
-            return _Chunk(tokens, None, length, None)
+            return _Chunk(tokens, None, length, masks)
         width = -(-length // self._pool.page)
         pages = torch.from_numpy(np.ascontiguousarray(plan.tables[row, :width])).to(self._device)
-        mask = torch.full((count, length), float("-inf"), dtype=self._dtype).triu_(start + 1).to(self._device)
-        return _Chunk(tokens, pages, length, mask)
+        return _Chunk(tokens, pages, length, masks)
+
+    def _mask(self, hidden: npt.NDArray[np.bool_]) -> torch.Tensor:
+        """What is added to scores: minus infinity where a key is hidden."""
+        mask = torch.zeros(hidden.shape, dtype=self._dtype)
+        mask.masked_fill_(torch.from_numpy(hidden), float("-inf"))
+        return mask.to(self._device)
 
 
 def group_by_length(rows: np.ndarray, lengths: np.ndarray) -> list[np.ndarray]:

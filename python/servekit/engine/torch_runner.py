@@ -52,7 +52,7 @@ class TorchRunner:
         self.info = info
         self._model = model
         self._device = device
-        self._attention = TorchAttention(pool, config.heads, config.head_size, dtype, device)
+        self._attention = TorchAttention(pool, config.heads, config.head_size, dtype, device, config.windows)
         self._sampler = Sampler(config.vocab_size, device)
 
     def launch(self, plan: Plan) -> Handle:

@@ -20,6 +20,7 @@ _RANK_HEADER = {
 }
 _components: dict[str, Any] = {}
 _needed: dict[str, Mapping[str, Any]] = {}
+_one_of: dict[str, Mapping[str, Any]] = {}
 
 
 def describe_body(
@@ -27,6 +28,7 @@ def describe_body(
     *,
     required: bool = True,
     needs: Mapping[str, Any] | None = None,
+    one_of: Mapping[str, Any] | None = None,
     answer: Any = None,
     streams: bool = False,
     ranked: bool = False,
@@ -38,11 +40,13 @@ def describe_body(
         required: without it, no body stands for its defaults.
         needs: fields that have to be there although the type allows null, for a better error; with their schemas where
             the type can't tell them, else None.
+        one_of: the same for fields of which exactly one has to be there.
         answer: type of the JSON answer, None to say nothing of it.
         streams: it may answer with server-sent events instead.
         ranked: it takes the header that names a rank.
     """
     _needed[type_.__name__] = needs or {}
+    _one_of[type_.__name__] = one_of or {}
     extra: dict[str, Any] = {"requestBody": {"required": required, "content": _json(type_)}}
     if answer is not None:
         extra |= describe_answer(answer)
@@ -80,25 +84,30 @@ def install(app: FastAPI) -> None:
             schemas.pop(replaced, None)
         served = app.state.manager.config.model_info.name
         for name, component in _components.items():
-            schemas[name] = _told(component, _needed.get(name, {}), served)
+            schemas[name] = _told(component, _needed.get(name, {}), _one_of.get(name, {}), served)
         return document
 
     app.openapi = openapi  # type: ignore[method-assign]
 
 
-def _told(component: dict[str, Any], needs: Mapping[str, Any], served: str) -> dict[str, Any]:
+def _told(
+    component: dict[str, Any], needs: Mapping[str, Any], one_of: Mapping[str, Any], served: str
+) -> dict[str, Any]:
     """A component with the fields that have to be there, and with the one name that `model` may have."""
     properties = dict(component.get("properties", {}))
-    for field, schema in needs.items():
-        if schema is not None:
-            properties[field] = schema
-            continue
+    for field, schema in {**needs, **one_of}.items():
         forms = [form for form in properties[field].get("anyOf", [properties[field]]) if form != {"type": "null"}]
-        properties[field] = forms[0] if len(forms) == 1 else {"anyOf": forms}
-    if "model" in needs:
-        properties["model"] = {"type": "string", "enum": [served]}
-    required = [*component.get("required", []), *needs]
-    return {**component, "properties": properties, "required": required} if needs else component
+        properties[field] = schema or (forms[0] if len(forms) == 1 else {"anyOf": forms})
+    if "model" in properties:
+        name = {"type": "string", "enum": [served]}
+        nullable = {"type": "null"} in properties["model"].get("anyOf", [])
+        properties["model"] = {"anyOf": [name, {"type": "null"}]} if nullable else name
+    told = {**component, "properties": properties}
+    if needs:
+        told["required"] = [*component.get("required", []), *needs]
+    if one_of:
+        told["oneOf"] = [{"required": [field]} for field in one_of]
+    return told
 
 
 def _json(type_: Any) -> dict[str, Any]:

@@ -13,14 +13,10 @@ from servekit.tokenizer.refusal import Refusal
 Prompts = str | list[str | int | list[int]]
 """A text, a list of texts, ids, or a list of lists of ids."""
 _IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
-PROMPTS_SCHEMA = {
-    "anyOf": [
-        {"type": "string", "minLength": 1},
-        {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1},
-        _IDS,
-        {"type": "array", "items": _IDS, "minItems": 1},
-    ]
-}
+_TEXT = {"type": "string", "minLength": 1}
+TEXTS_SCHEMA = {"anyOf": [_TEXT, {"type": "array", "items": _TEXT, "minItems": 1}]}
+IDS_SCHEMA = {"anyOf": [_IDS, {"type": "array", "items": _IDS, "minItems": 1}]}
+PROMPTS_SCHEMA = {"anyOf": [*TEXTS_SCHEMA["anyOf"], *IDS_SCHEMA["anyOf"]]}
 """The JSON schema of `Prompts`, which the type can't tell: they can't be mixed."""
 
 

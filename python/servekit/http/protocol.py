@@ -208,8 +208,8 @@ class StreamingProtocol(HttpToolsProtocol):
         before = self.cycle
         super().on_headers_complete()
         if self.cycle is not before:
-            extensions = self.scope.setdefault("extensions", {})
-            extensions[EXTENSION] = ResponseStream(self, self.cycle)  # type: ignore[typeddict-item]
+            extensions: dict[str, Any] = self.scope.setdefault("extensions", {})
+            extensions[EXTENSION] = ResponseStream(self, self.cycle)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Tell the response that is running."""

@@ -58,7 +58,7 @@ def _plain_endpoints(router: APIRouter) -> dict[tuple[str, str], Endpoint]:
         (method, route.path): route.endpoint
         for route in router.routes
         if isinstance(route, APIRoute) and not route.dependencies and "{" not in route.path and _plain(route.endpoint)
-        for method in route.methods
+        for method in route.methods or ()
     }
 
 
@@ -96,5 +96,8 @@ class _ShortWay:
         await response(scope, receive, send)
 
     def _handler(self, raised: type[Exception]) -> Callable[[Request, Exception], Awaitable[Response]]:
-        handlers: Any = self._app.exception_handlers
-        return next(handlers[cls] for cls in raised.__mro__ if cls in handlers)
+        handlers: dict[Any, Any] = self._app.exception_handlers
+        found: Callable[[Request, Exception], Awaitable[Response]] = next(
+            handlers[cls] for cls in raised.__mro__ if cls in handlers
+        )
+        return found

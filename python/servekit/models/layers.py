@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
-
 import torch
 import torch.nn.functional as F
 from torch import nn
+
+from servekit.engine.linear import Linear
 
 
 class RMSNorm(nn.Module):  # type: ignore[misc]
@@ -26,70 +25,20 @@ class RMSNorm(nn.Module):  # type: ignore[misc]
         return (x * scale).mul_(self.weight)
 
 
-@dataclass(frozen=True, slots=True)
-class RopeScaling:
-    """How rotary frequencies are stretched beyond the trained context.
-
-    Attributes:
-        type: linear or llama3.
-        factor: how much longer.
-        low_freq_factor, high_freq_factor, original_context: of llama3, which leaves high frequencies as they are.
-    """
-
-    type: str
-    factor: float
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    original_context: int = 8192
-
-
-def rope_frequencies(
-    head_size: int, base: float, scaling: RopeScaling | None = None, divisors: torch.Tensor | None = None
-) -> torch.Tensor:
-    """Radians a position, [head size / 2] float32.
+class GatedFfn:
+    """down(silu(gate(x)) * up(x)), gate and up in one matrix.
 
     Args:
-        divisors: [head size / 2], as a GGUF file brings them in place of a llama3 scaling.
-
-    Raises:
-        ValueError: an unknown scaling.
+        gate_up: to twice the inner width.
+        down: back.
     """
-    frequencies = 1.0 / base ** (torch.arange(0, head_size, 2, dtype=torch.float32) / head_size)
-    if divisors is not None:
-        return frequencies / divisors.float()
-    if scaling is None:
-        return frequencies
-    if scaling.type == "linear":
-        return frequencies / scaling.factor
-    if scaling.type == "llama3":
-        wavelength = 2 * math.pi / frequencies
-        low, high = scaling.low_freq_factor, scaling.high_freq_factor
-        keep = ((scaling.original_context / wavelength - low) / (high - low)).clamp(0, 1)
-        return frequencies * keep + frequencies / scaling.factor * (1 - keep)
-    raise ValueError(f"rope scaling {scaling.type!r} is not known; known are linear and llama3")
 
+    __slots__ = ("down", "gate_up")
 
-class Rope(nn.Module):  # type: ignore[misc]
-    """Rotary positions, halves rotated against each other (https://arxiv.org/abs/2104.09864)."""
+    def __init__(self, gate_up: Linear, down: Linear) -> None:
+        self.gate_up = gate_up
+        self.down = down
 
-    def __init__(self, frequencies: torch.Tensor, dtype: torch.dtype) -> None:
-        super().__init__()
-        self.frequencies: torch.Tensor
-        self.register_buffer("frequencies", frequencies, persistent=False)
-        self._dtype = dtype
-
-    def table(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Cosine and signed sine of [tokens] positions, each [tokens, 1, head size]; one table serves all layers."""
-        angles = positions.float()[:, None] * self.frequencies
-        cos, sin = angles.cos(), angles.sin()
-        return (
-            torch.cat((cos, cos), -1)[:, None].to(self._dtype),
-            torch.cat((-sin, sin), -1)[:, None].to(self._dtype),
-        )
-
-
-def rotate_(x: torch.Tensor, table: tuple[torch.Tensor, torch.Tensor]) -> None:
-    """Apply a rotary table in place to x of shape [tokens, heads, head size]."""
-    cos, sin = table
-    swapped = torch.roll(x, x.shape[-1] // 2, -1)
-    x.mul_(cos).addcmul_(swapped, sin)
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        gate, up = self.gate_up(x).chunk(2, -1)
+        return self.down(F.silu(gate).mul_(up))

@@ -13,14 +13,39 @@ from torch import nn
 from servekit.engine.attention import Attention
 from servekit.engine.linear import LinearFactory
 from servekit.models.gguf_file import GgufFile
-from servekit.models.layers import RMSNorm, Rope, RopeScaling, rope_frequencies, rotate_
+from servekit.models.layers import GatedFfn, RMSNorm
+from servekit.models.rope import Rope, RopeScaling, read_rope_scaling, rotate_
 from servekit.models.tensor_loader import TensorLoader
 from servekit.models.weights import WeightError, Weights
 
 
 @dataclass(frozen=True, slots=True)
+class Experts:
+    """The mixture of experts in some layers.
+
+    Attributes:
+        count: experts in a layer.
+        used: of them for each token.
+        intermediate: inner width of one.
+        normalized: the weights of those used are made to sum up to 1.
+        layers: which layers have a mixture.
+    """
+
+    count: int
+    used: int
+    intermediate: int
+    normalized: bool
+    layers: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
 class LlamaConfig:
-    """Sizes and constants of one model; head size times heads need not be the hidden size."""
+    """Sizes and constants of one model; head size times heads need not be the hidden size.
+
+    Attributes:
+        windows: for each layer, how many tokens back it sees, 0 for all; empty if all layers see all.
+        experts: of a mixture, None for one feed-forward network a layer.
+    """
 
     layers: int
     hidden: int
@@ -34,6 +59,8 @@ class LlamaConfig:
     rope_base: float
     rope_scaling: RopeScaling | None = None
     tied: bool = False
+    windows: tuple[int, ...] = ()
+    experts: Experts | None = None
 
     def __post_init__(self) -> None:
         sizes = (self.layers, self.hidden, self.intermediate, self.kv_heads, self.head_size, self.vocab_size)
@@ -67,7 +94,7 @@ class LlamaConfig:
                 context=config.get("max_position_embeddings", 2048),
                 norm_eps=config.get("rms_norm_eps", 1e-6),
                 rope_base=float(rope.get("rope_theta") or config.get("rope_theta") or 10000.0),
-                rope_scaling=_rope_scaling(rope),
+                rope_scaling=read_rope_scaling(rope, config.get("max_position_embeddings", 2048)),
                 tied=config.get("tie_word_embeddings", False),
             )
         except KeyError as error:
@@ -75,81 +102,44 @@ class LlamaConfig:
 
     @classmethod
     def from_gguf(cls, file: GgufFile) -> LlamaConfig:
-        """From a GGUF file's metadata.
+        """From a GGUF file's metadata, whatever name its architecture has there.
 
         Raises:
             WeightError: a key is missing.
         """
-        m = file.metadata
+        m, own = file.metadata, file.metadata.get("general.architecture")
         try:
-            heads, hidden = m["llama.attention.head_count"], m["llama.embedding_length"]
-            scaling = m.get("llama.rope.scaling.type", "none")
-            factor = m.get("llama.rope.scaling.factor")
+            heads, hidden = m[f"{own}.attention.head_count"], m[f"{own}.embedding_length"]
+            scaling, context = m.get(f"{own}.rope.scaling.type", "none"), m[f"{own}.context_length"]
+            factor = m.get(f"{own}.rope.scaling.factor")
+            original = m.get(f"{own}.rope.scaling.original_context_length", context)
+            stretched = None if scaling == "none" or factor is None else RopeScaling(scaling, factor, original)
             return cls(
-                layers=m["llama.block_count"],
+                layers=m[f"{own}.block_count"],
                 hidden=hidden,
-                intermediate=m["llama.feed_forward_length"],
+                intermediate=m[f"{own}.feed_forward_length"],
                 heads=heads,
-                kv_heads=m.get("llama.attention.head_count_kv", heads),
-                head_size=m.get("llama.attention.key_length", hidden // heads),
+                kv_heads=m.get(f"{own}.attention.head_count_kv", heads),
+                head_size=m.get(f"{own}.attention.key_length", hidden // heads),
                 vocab_size=file.tensors["token_embd.weight"].shape[0],
-                context=m["llama.context_length"],
-                norm_eps=m["llama.attention.layer_norm_rms_epsilon"],
-                rope_base=m.get("llama.rope.freq_base", 10000.0),
-                rope_scaling=None if scaling == "none" or factor is None else RopeScaling(scaling, factor),
+                context=context,
+                norm_eps=m[f"{own}.attention.layer_norm_rms_epsilon"],
+                rope_base=m.get(f"{own}.rope.freq_base", 10000.0),
+                rope_scaling=stretched,
                 tied="output.weight" not in file.tensors,
             )
         except KeyError as error:
             raise WeightError(f"the GGUF file lacks {error}") from None
 
 
-def _rope_scaling(rope: dict[str, Any]) -> RopeScaling | None:
-    kind = rope.get("rope_type") or rope.get("type") or "default"
-    if kind == "default":
-        return None
-    return RopeScaling(
-        kind,
-        rope["factor"],
-        rope.get("low_freq_factor", 1.0),
-        rope.get("high_freq_factor", 4.0),
-        rope.get("original_max_position_embeddings", 8192),
-    )
-
-
 _ROPE_DIVISORS = "rope_freqs.weight"
-_GGUF_LAYER = {
-    "input_layernorm": "attn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
-
-
-def map_gguf(file: GgufFile) -> tuple[dict[str, str], dict[str, int]]:
-    """Names and interleaved heads of a GGUF file, see `GgufWeights`."""
-    config = LlamaConfig.from_gguf(file)
-    names = {
-        "model.embed_tokens.weight": "token_embd.weight",
-        "model.norm.weight": "output_norm.weight",
-        "lm_head.weight": "output.weight",
-        _ROPE_DIVISORS: _ROPE_DIVISORS,
-    }
-    heads = {}
-    for i in range(config.layers):
-        for kind in ("weight", "bias"):
-            names |= {f"model.layers.{i}.{hf}.{kind}": f"blk.{i}.{own}.{kind}" for hf, own in _GGUF_LAYER.items()}
-            heads[f"blk.{i}.attn_q.{kind}"] = config.heads
-            heads[f"blk.{i}.attn_k.{kind}"] = config.kv_heads
-    return names, heads
 
 
 class LlamaLayer(nn.Module):  # type: ignore[misc]
-    """Attention and gated feed-forward network, each behind a norm and added to what came in."""
+    """Attention and gated feed-forward network, each behind a norm and added to what came in.
+
+    Other families change single parts of it.
+    """
 
     def __init__(self, config: LlamaConfig, index: int, load: TensorLoader) -> None:
         super().__init__()
@@ -160,21 +150,43 @@ class LlamaLayer(nn.Module):  # type: ignore[misc]
         self.qkv = load.linear(*(f"{at}self_attn.{name}_proj" for name in "qkv"))
         self.output = load.linear(at + "self_attn.o_proj")
         self.ffn_norm = RMSNorm(load.tensor(at + "post_attention_layernorm.weight"), config.norm_eps)
-        self.gate_up = load.linear(at + "mlp.gate_proj", at + "mlp.up_proj")
-        self.down = load.linear(at + "mlp.down_proj")
+        self.ffn = self.make_ffn(config, load, at)
+
+    def make_ffn(self, config: LlamaConfig, load: TensorLoader, at: str) -> Callable[[torch.Tensor], torch.Tensor]:
+        """The feed-forward network, whose tensors' names begin with `at`."""
+        return GatedFfn(load.linear(at + "mlp.gate_proj", at + "mlp.up_proj"), load.linear(at + "mlp.down_proj"))
+
+    def shape_heads(self, qkv: torch.Tensor) -> torch.Tensor:
+        """What happens to the heads before their rotation, [tokens, heads + 2 * kv heads, head size]."""
+        return qkv
 
     def forward(self, x: torch.Tensor, rope: tuple[torch.Tensor, torch.Tensor], attention: Attention) -> torch.Tensor:
         c, n = self._config, x.shape[0]
         qkv = self.qkv(self.attention_norm(x)).view(n, c.heads + 2 * c.kv_heads, c.head_size)
+        qkv = self.shape_heads(qkv)
         rotate_(qkv[:, : c.heads + c.kv_heads], rope)
         kv = qkv[:, c.heads :].view(n, 2, c.kv_heads, c.head_size)
         x = x + self.output(attention.attend(self._index, qkv[:, : c.heads], kv))
-        gate, up = self.gate_up(self.ffn_norm(x)).chunk(2, -1)
-        return x + self.down(F.silu(gate).mul_(up))
+        return x + self.ffn(self.ffn_norm(x))
+
+    @staticmethod
+    def shapes(config: LlamaConfig, index: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """Name within the layer and shape of every tensor; biases of linear layers are left out."""
+        q, kv = config.heads * config.head_size, config.kv_heads * config.head_size
+        yield "input_layernorm.weight", (config.hidden,)
+        yield "post_attention_layernorm.weight", (config.hidden,)
+        yield "self_attn.q_proj.weight", (q, config.hidden)
+        yield "self_attn.k_proj.weight", (kv, config.hidden)
+        yield "self_attn.v_proj.weight", (kv, config.hidden)
+        yield "self_attn.o_proj.weight", (config.hidden, q)
+        if config.experts is None or index not in config.experts.layers:
+            yield "mlp.gate_proj.weight", (config.intermediate, config.hidden)
+            yield "mlp.up_proj.weight", (config.intermediate, config.hidden)
+            yield "mlp.down_proj.weight", (config.hidden, config.intermediate)
 
 
 class Llama(nn.Module):  # type: ignore[misc]
-    """The whole model.
+    """The whole model of this family, or, with other layers, of another one.
 
     Args:
         config: its sizes.
@@ -182,6 +194,7 @@ class Llama(nn.Module):  # type: ignore[misc]
         linear: makes the linear layers.
         dtype, device: of activations, embeddings and norms.
         progress: called with (tensors done, tensors in all).
+        layer: what its layers are.
 
     Raises:
         WeightError: a tensor is missing or has another shape than the sizes say.
@@ -195,19 +208,16 @@ class Llama(nn.Module):  # type: ignore[misc]
         dtype: torch.dtype,
         device: torch.device,
         progress: Callable[[int, int], None],
+        layer: type[LlamaLayer] = LlamaLayer,
     ) -> None:
         super().__init__()
         self.config = config
-        shapes = dict(expected_shapes(config))
+        shapes = dict(expected_shapes(config, layer))
         load = TensorLoader(weights, shapes, linear, dtype, device, progress, absent=int(config.tied))
         self.embedding = load.tensor("model.embed_tokens.weight")
         divisors = weights.get(_ROPE_DIVISORS) if _ROPE_DIVISORS in weights.names else None
-        try:
-            frequencies = rope_frequencies(config.head_size, config.rope_base, config.rope_scaling, divisors)
-        except ValueError as error:
-            raise WeightError(str(error)) from None
-        self.rope = Rope(frequencies.to(device), dtype)
-        self.layers = nn.ModuleList(LlamaLayer(config, i, load) for i in range(config.layers))
+        self.rope = Rope(config.head_size, config.rope_base, config.rope_scaling, divisors, dtype, device)
+        self.layers = nn.ModuleList(layer(config, i, load) for i in range(config.layers))
         self.norm = RMSNorm(load.tensor("model.norm.weight"), config.norm_eps)
         tied = config.tied or "lm_head.weight" not in weights.names
         self.head = linear(self.embedding, None) if tied else load.linear("lm_head")
@@ -250,20 +260,10 @@ class Llama(nn.Module):  # type: ignore[misc]
         ]
 
 
-def expected_shapes(config: LlamaConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
+def expected_shapes(config: LlamaConfig, layer: type[LlamaLayer] = LlamaLayer) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Name and shape of every tensor that the model needs."""
-    q, kv = config.heads * config.head_size, config.kv_heads * config.head_size
     yield "model.embed_tokens.weight", (config.vocab_size, config.hidden)
     yield "model.norm.weight", (config.hidden,)
     yield "lm_head.weight", (config.vocab_size, config.hidden)
     for i in range(config.layers):
-        at = f"model.layers.{i}."
-        yield at + "input_layernorm.weight", (config.hidden,)
-        yield at + "post_attention_layernorm.weight", (config.hidden,)
-        yield at + "self_attn.q_proj.weight", (q, config.hidden)
-        yield at + "self_attn.k_proj.weight", (kv, config.hidden)
-        yield at + "self_attn.v_proj.weight", (kv, config.hidden)
-        yield at + "self_attn.o_proj.weight", (config.hidden, q)
-        yield at + "mlp.gate_proj.weight", (config.intermediate, config.hidden)
-        yield at + "mlp.up_proj.weight", (config.intermediate, config.hidden)
-        yield at + "mlp.down_proj.weight", (config.hidden, config.intermediate)
+        yield from ((f"model.layers.{i}.{name}", shape) for name, shape in layer.shapes(config, i))

@@ -11,14 +11,19 @@ import torch
 
 from servekit.engine.linear import LinearFactory
 from servekit.models.bert import Bert, BertConfig
+from servekit.models.family import Family
 from servekit.models.gguf_file import GgufError, GgufFile
-from servekit.models.llama import Llama, LlamaConfig, map_gguf
+from servekit.models.llama import Llama, LlamaConfig
+from servekit.models.mistral import MISTRAL
+from servekit.models.qwen2 import QWEN2
+from servekit.models.qwen3 import QWEN3
+from servekit.models.qwen3_moe import QWEN3_MOE
 from servekit.models.weights import SafetensorsWeights, WeightError, open_weights
 
 _T = TypeVar("_T")
 
-HF_ARCHITECTURES = ("LlamaForCausalLM",)
-GGUF_ARCHITECTURES = ("llama",)
+FAMILIES = (Family("LlamaForCausalLM", gguf="llama", interleaved=True), MISTRAL, QWEN2, QWEN3, QWEN3_MOE)
+"""Families of generating models."""
 EMBEDDING_ARCHITECTURES = ("BertModel", "BertForMaskedLM")
 """Architectures of folders whose models make vectors of texts."""
 
@@ -32,17 +37,33 @@ def embeds(path: Path) -> bool:
     return path.is_dir() and bool(_architectures(_read_json(path)) & set(EMBEDDING_ARCHITECTURES))
 
 
+def find_family(path: Path) -> Family:
+    """The family of the generating model in a folder or GGUF file.
+
+    Raises:
+        WeightError: an unknown architecture, or a file that can't be read.
+    """
+    if path.is_dir():
+        names = _architectures(_read_json(path))
+        found = next((family for family in FAMILIES if family.architecture in names), None)
+    else:
+        names = {_checked(path, lambda: _gguf_architecture(path))}
+        found = next((family for family in FAMILIES if family.gguf in names), None)
+    if found is None:
+        raise WeightError(_unknown(", ".join(sorted(names))))
+    return found
+
+
 def read_config(path: Path) -> LlamaConfig:
     """Sizes of the generating model in a folder or GGUF file.
 
     Raises:
         WeightError: an unknown architecture, or a file that can't be read.
     """
+    family = find_family(path)
     if path.is_dir():
         config = _read_json(path)
-        if not _architectures(config) & set(HF_ARCHITECTURES):
-            raise WeightError(_unknown(", ".join(sorted(_architectures(config)))))
-        return _checked(path, lambda: LlamaConfig.from_hf(config))
+        return _checked(path, lambda: family.read(config))
     return _checked(path, lambda: _read_gguf(path))
 
 
@@ -59,8 +80,9 @@ def load_model(
     Raises:
         WeightError: the weights are missing, incomplete or of an unknown kind.
     """
-    with torch.inference_mode(), open_weights(path, map_gguf) as weights:
-        return Llama(config, weights, linear, dtype, device, progress)
+    family = find_family(path)
+    with torch.inference_mode(), open_weights(path, family.map_gguf) as weights:
+        return Llama(config, weights, linear, dtype, device, progress, family.layer)
 
 
 def read_embedding_config(path: Path) -> BertConfig:
@@ -90,11 +112,13 @@ def load_embedding_model(
         return Bert(config, SafetensorsWeights(path), linear, dtype, device, progress)
 
 
+def _gguf_architecture(path: Path) -> str:
+    with GgufFile(path) as file:
+        return str(file.metadata.get("general.architecture"))
+
+
 def _read_gguf(path: Path) -> LlamaConfig:
     with GgufFile(path) as file:
-        architecture = file.metadata.get("general.architecture")
-        if architecture not in GGUF_ARCHITECTURES:
-            raise WeightError(_unknown(str(architecture)))
         return LlamaConfig.from_gguf(file)
 
 
@@ -119,7 +143,6 @@ def _checked(path: Path, read: Callable[[], _T]) -> _T:
 
 
 def _unknown(found: str) -> str:
-    return (
-        f"architecture {found} is not known; known are {', '.join((*HF_ARCHITECTURES, *EMBEDDING_ARCHITECTURES))} in"
-        f" folders and {', '.join(GGUF_ARCHITECTURES)} in GGUF files"
-    )
+    folders = ", ".join((*(family.architecture for family in FAMILIES), *EMBEDDING_ARCHITECTURES))
+    files = ", ".join(family.gguf for family in FAMILIES if family.gguf)
+    return f"architecture {found} is not known; known are {folders} in folders and {files} in GGUF files"

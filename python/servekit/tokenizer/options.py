@@ -265,6 +265,17 @@ def check_stops(options: GenerationOptions, choices: int) -> None:
         )
 
 
+def ids_alone(options: GenerationOptions) -> TextOptions:
+    """What the detokenizer must know where there is no tokenizer.
+
+    Raises:
+        Refusal: the client gave stop strings, which are looked for in text.
+    """
+    if stop_strings(options):
+        raise Refusal(400, "stop: this server runs without a tokenizer: give stop_token_ids instead", param="stop")
+    return TextOptions(text=False, ids=True)
+
+
 def text_options(options: GenerationOptions) -> TextOptions:
     """What the detokenizer must know."""
     return TextOptions(

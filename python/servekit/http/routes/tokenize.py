@@ -40,7 +40,10 @@ class DetokenizeRequest(msgspec.Struct, kw_only=True):
     model: str | None = None
 
 
-@router.post("/tokenize", openapi_extra=describe_body(TokenizeRequest, answer=TokenList))
+@router.post(
+    "/tokenize",
+    openapi_extra=describe_body(TokenizeRequest, one_of={"prompt": None, "messages": None}, answer=TokenList),
+)
 async def tokenize(request: Request) -> Response:
     """Token ids of a text, or of a conversation as the model sees it."""
     manager = manager_of(request)

@@ -41,7 +41,10 @@ pub struct Counts {
 }
 
 enum Stage {
+    /// Its text is decoded.
     Live(Box<Request>),
+    /// It wants ids alone, which go to its worker as they come.
+    Ids,
     /// Ended here; the rank's finished row is still to come.
     Closing,
 }
@@ -114,8 +117,12 @@ impl Shard {
         match self.requests.entry(rid) {
             Entry::Occupied(_) => self.counts.duplicates += 1,
             Entry::Vacant(entry) => {
-                let request = Request::new(&options, stream, self.vocabulary.is_some());
-                entry.insert(State { home, stage: Stage::Live(Box::new(request)) });
+                let stage = if options.text && self.vocabulary.is_some() {
+                    Stage::Live(Box::new(Request::new(&options, stream)))
+                } else {
+                    Stage::Ids
+                };
+                entry.insert(State { home, stage });
             }
         }
     }
@@ -154,7 +161,7 @@ impl Shard {
                 self.counts.strays += 1;
                 continue;
             }
-            if matches!(entry.get().stage, Stage::Live(_)) {
+            if !matches!(entry.get().stage, Stage::Closing) {
                 live.insert(rid);
             }
             if batch.finished(row) {
@@ -166,6 +173,7 @@ impl Shard {
 
     fn detokenize(&mut self, batch: &ScannedBatch, rank: Option<u16>, out: &mut ShardOutput) {
         let mut workers = Places::new();
+        let mut undecoded = HashSet::new();
         let source = Source::new(batch, self.layout.in_batch(batch));
         for (row, rid) in batch.rids().iter().copied().enumerate() {
             if self.shards > 1 && shard_of(rid, self.shards) != self.index {
@@ -183,6 +191,9 @@ impl Shard {
                 continue;
             }
             let Stage::Live(request) = &mut entry.get_mut().stage else {
+                if matches!(entry.get().stage, Stage::Ids) {
+                    undecoded.insert(rid);
+                }
                 if finished {
                     entry.remove();
                 }
@@ -226,6 +237,9 @@ impl Shard {
         }
         let routes = workers.keys().iter().map(|key| Route::from(*key));
         out.frames.extend(routes.zip(&mut self.rows).map(|(route, rows)| rows.frame(route, &self.layout, batch)));
+        if !undecoded.is_empty() {
+            pass_rows(batch, |rid| undecoded.contains(&rid), out);
+        }
     }
 
     fn pass(&mut self, batch: &ScannedBatch, out: &mut ShardOutput) {
@@ -249,7 +263,11 @@ impl Shard {
                 false
             }
             Some(State { stage: Stage::Closing, .. }) => false,
-            Some(State { stage: Stage::Live(mut request), .. }) => {
+            Some(State { stage, .. }) => {
+                let mut request = match stage {
+                    Stage::Live(request) => request,
+                    _ => Box::new(Request::new(&TextOptions::default(), false)),
+                };
                 let vocabulary = self.vocabulary.as_deref();
                 let cut_off = || request.cut_off(vocabulary);
                 // The request ends with an error in any case; only its last, incomplete character is at stake.

@@ -92,7 +92,12 @@ pub fn from_worker(frames: Frames) -> Event<'static, Frames> {
                 // Vectors have no text to be told about.
                 (Kind::Embedding, None) => Ok(TextOptions::default()),
                 (_, None) => Err("the text extension is missing".to_owned()),
-                (_, Some(data)) => TextOptions::parse(data).map_err(|error| error.to_string()),
+                (_, Some(data)) => match TextOptions::parse(data) {
+                    Ok(options) if !options.text && !options.stops.is_empty() => {
+                        Err("stop strings are looked for in text, and this request asks for ids alone".to_owned())
+                    }
+                    parsed => parsed.map_err(|error| error.to_string()),
+                },
             };
             let group = envelope.ext(Ext::Group).map(Group::parse).transpose();
             let room = envelope.ext(Ext::Room).map(|data| data.try_into().map(u64::from_le_bytes)).transpose();
