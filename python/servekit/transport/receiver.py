@@ -92,7 +92,7 @@ class Receiver:
     def _drain(self) -> None:
         """Take one message, and come back after whoever waited for it has had a turn."""
         # Asking costs less than the exception that an empty socket raises.
-        if self._loop is None or not self._socket.getsockopt(zmq.EVENTS) & _READABLE:
+        if self._loop is None or not int(self._socket.getsockopt(zmq.EVENTS)) & _READABLE:
             return
         frames = [self._socket.recv(_NO_WAIT)]
         while self._socket.getsockopt(zmq.RCVMORE):
