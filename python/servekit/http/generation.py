@@ -93,6 +93,7 @@ async def generate(
 
     streaming = False
     try:
+        await manager.turns.take()
         made = await tokenize()
         for ask in made:
             check_ids(ask.prompt.ids, manager.config.model_info.vocab_size, "prompt")
