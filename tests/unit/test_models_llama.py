@@ -167,7 +167,7 @@ def test_an_unknown_architecture_names_the_known_ones(tmp_path: Path) -> None:
     folder = save_folder(tmp_path / "m", CONFIG | {"architectures": ["GPT2LMHeadModel"]}, {})
     with pytest.raises(
         WeightError,
-        match=r"GPT2LMHeadModel is not known; known are LlamaForCausalLM, .* in folders and llama in GGUF files",
+        match=r"GPT2LMHeadModel is not known; known are LlamaForCausalLM, .*BertModel.* in folders and llama, .* in GGUF",
     ):
         read_config(folder)
     writer = gguf.GGUFWriter(tmp_path / "m.gguf", "mamba")
@@ -184,7 +184,8 @@ def test_an_unknown_architecture_names_the_known_ones(tmp_path: Path) -> None:
     [
         ({"hidden_act": "gelu"}, "gelu"),
         ({"num_key_value_heads": 4}, "impossible sizes"),
-        ({"rope_scaling": {"type": "yarn", "factor": 2.0}}, "yarn"),
+        ({"rope_scaling": {"type": "longrope", "factor": 2.0}}, "longrope.* known are linear, dynamic, llama3, yarn"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5"),
         ({"rope_scaling": {"type": "linear"}}, "lacks 'factor'"),
         ({"hidden_size": "big"}, "can't be read"),
         ({"intermediate_size": 64}, "has the shape"),
