@@ -29,7 +29,7 @@ def test_mixed_rows(monkeypatch: pytest.MonkeyPatch, waste: int, window: int | N
     counts = np.array([1, 5, 1, 6, 1, 1, 1, 2])
     lengths = starts + counts
     keys = [torch.randn(int(n), 2, KV_HEADS, SIZE) for n in lengths]
-    tables = np.zeros((8, 10), np.int64)
+    tables = np.zeros((8, 8), np.int64)
     order = rng.permutation(200) + 1
     for row, n in enumerate(lengths):
         used = -(-int(n) // PAGE)
