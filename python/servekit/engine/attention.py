@@ -116,8 +116,9 @@ class TorchAttention:
         binding = {w: None if w is None or w >= longest else w for w in self._windows}
         seen = {window: self._see(plan, firsts, lengths, window) for window in set(binding.values())}
         self._rows = {window: seen[bound] for window, bound in binding.items()}
-        gathered = [part.pages for rows in seen.values() for part in (*rows.groups, *rows.chunks)]
-        needed = max((len(pages) for pages in gathered if pages is not None), default=0)
+        gathered = [group.pages for rows in seen.values() for group in rows.groups]
+        gathered += [chunk.pages for rows in seen.values() for chunk in rows.chunks if chunk.pages is not None]
+        needed = max(map(len, gathered), default=0)
         if needed > len(self._buffer):
             # Grows by half at least, so that a lengthening batch does not allocate at each step.
             size = max(needed, len(self._buffer) * 3 // 2)

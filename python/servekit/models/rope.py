@@ -1,4 +1,4 @@
-"""Rotary positions (https://arxiv.org/abs/2104.09864), and how models stretch them beyond the context of their training."""
+"""Rotary positions (https://arxiv.org/abs/2104.09864), and how they are stretched beyond the context of a training."""
 
 from __future__ import annotations
 
