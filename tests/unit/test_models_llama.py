@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 
@@ -100,6 +101,8 @@ def test_an_unknown_architecture_names_the_known_ones(tmp_path: Path) -> None:
         ({"hidden_act": "gelu"}, "gelu"),
         ({"num_key_value_heads": 4}, "impossible sizes"),
         ({"rope_scaling": {"type": "longrope", "factor": 2.0}}, "longrope.* known are linear, dynamic, llama3, yarn"),
+        ({"rope_scaling": {"type": "linear", "factor": 0}}, "impossible rope"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "quantized by 'fp8'"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5"),
         ({"rope_scaling": {"type": "linear"}}, "lacks 'factor'"),
         ({"hidden_size": "big"}, "can't be read"),
@@ -123,6 +126,56 @@ def test_damaged_weights_say_so(tmp_path: Path) -> None:
     file.unlink()
     with pytest.raises(WeightError, match=r"no \.safetensors file"):
         Engine(folder)
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "../../x.safetensors"}}))
+
+
+def test_an_index_is_held_to_its_files(tmp_path: Path) -> None:
+    folder = save_folder(tmp_path / "m", CONFIG, tensors(CONFIG), shards=2)
+    file = folder / "model.safetensors.index.json"
+    index = json.loads(file.read_text())
+
+    def write(**changes: str) -> None:
+        file.write_text(json.dumps(index | {"weight_map": index["weight_map"] | changes}))
+
+    write(extra="model-00001-of-00002.safetensors")
+    with pytest.raises(WeightError, match=r"places tensor 'extra' in model-00001-of-00002.safetensors, which lacks it"):
+        Engine(folder)
+    write(extra="../../x.safetensors")
     with pytest.raises(WeightError, match="outside its folder"):
         Engine(folder)
+    write(extra="model-00003-of-00002.safetensors")
+    with pytest.raises(WeightError, match=r"can't be read: .*model-00003"):
+        Engine(folder)
+    file.write_text("{")
+    with pytest.raises(WeightError, match="can't be read"):
+        Engine(folder)
+
+
+def test_a_second_copy_of_the_weights_is_left_alone(tmp_path: Path) -> None:
+    w = tensors(CONFIG)
+    folder = save_folder(tmp_path / "m", CONFIG, w)
+    (folder / "consolidated.safetensors").write_bytes(b"of another layout")
+    check_all(Engine(folder), CONFIG, w)
+
+
+def test_a_head_that_is_not_the_embedding_has_to_be_there(tmp_path: Path) -> None:
+    w = tensors(CONFIG)
+    del w["lm_head.weight"]
+    with pytest.raises(WeightError, match=r"lack the tensor 'lm_head\.weight'"):
+        Engine(save_folder(tmp_path / "m", CONFIG, w))
+
+
+def test_a_gguf_tensor_that_is_missing_goes_by_the_files_name(tmp_path: Path) -> None:
+    w = tensors(CONFIG)
+    del w["model.layers.1.mlp.up_proj.weight"]
+    with pytest.raises(WeightError, match=r"lack the tensor 'blk\.1\.ffn_up\.weight'"):
+        Engine(save_gguf(tmp_path / "m.gguf", CONFIG, w))
+
+
+@pytest.mark.parametrize("variant", [{}, {"tie_word_embeddings": True}])
+def test_progress_ends_full(tmp_path: Path, variant: dict) -> None:
+    c = CONFIG | variant
+    # Weights that a tied model does not need, as some checkpoints have.
+    engine = Engine(save_folder(tmp_path / "m", c, tensors(CONFIG)))
+    total = len(tensors(CONFIG))
+    assert engine.progress[-1] == (total, total)
+    assert all(before < after for (before, _), (after, _) in itertools.pairwise(engine.progress))

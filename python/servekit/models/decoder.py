@@ -71,6 +71,11 @@ class DecoderConfig:
         """
         if config.get("hidden_act", "silu") != "silu":
             raise WeightError(f"activation {config['hidden_act']!r} is not known; known is silu")
+        quantized = config.get("quantization_config")
+        if quantized:
+            # Its weights could pass for plain ones, with quietly wrong answers.
+            method = quantized.get("quant_method")
+            raise WeightError(f"weights quantized by {method!r} are not known: take the plain model or a GGUF file")
         heads, hidden = config["num_attention_heads"], config["hidden_size"]
         context = config.get("max_position_embeddings", 2048)
         found = {
@@ -202,7 +207,7 @@ class Decoder(nn.Module):  # type: ignore[misc]
         self.rope = Rope(config.rope, config.head_size, divisors, dtype, device)
         self.layers = nn.ModuleList(layer(config, i, load) for i in range(config.layers))
         self.norm = RMSNorm(load.tensor("model.norm.weight", config.hidden), config.norm_eps)
-        if config.tied or not load.has("lm_head.weight"):
+        if config.tied:
             self.head = linear(self.embedding, None)
         else:
             self.head = load.linear("", {"lm_head": config.vocab_size}, config.hidden)
