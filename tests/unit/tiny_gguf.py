@@ -39,6 +39,7 @@ def save_gguf(path: Path, c: dict[str, Any], w: dict[str, torch.Tensor]) -> Path
     writer.add_head_count(c["num_attention_heads"])
     writer.add_head_count_kv(c["num_key_value_heads"])
     if "head_dim" in c:
+        writer.add_value_length(c["head_dim"])
         writer.add_key_length(c["head_dim"])
     writer.add_context_length(c["max_position_embeddings"])
     writer.add_layer_norm_rms_eps(c["rms_norm_eps"])
