@@ -30,7 +30,9 @@ class Attention(Protocol):
         """Prepare for a step and return the new tokens' positions, [tokens] int64 on the device."""
 
     def attend(self, layer: int, q: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
-        """Store the new tokens' keys and values, then attend.
+        """Store the new tokens' keys and values, all of them, then attend.
+
+        A row may read what another row of the same step stores: requests share their prefixes while these are made.
 
         Args:
             q: [tokens, heads, head size].
