@@ -102,7 +102,9 @@ def test_what_must_be_there_is_required(http: httpx.Client) -> None:
         assert operation["requestBody"]["content"]["application/json"]["schema"]["$ref"].endswith("/" + name)
         assert schemas[name]["required"] == fields
         assert schemas[name]["properties"]["model"] == {"type": "string", "enum": ["tiny"]}
-        assert operation["parameters"][0]["name"] == "X-Data-Parallel-Rank"
+        (header,) = operation["parameters"]
+        assert (header["name"], header["schema"]["maximum"]) == ("X-Data-Parallel-Rank", 0)
+        assert schemas[name]["properties"]["data_parallel_rank"]["anyOf"][0]["maximum"] == 0
         assert http.post(path, json={}).status_code == 400
     prompts = schemas["CompletionRequest"]["properties"]["prompt"]["anyOf"]
     assert {"type": "string", "minLength": 1} in prompts

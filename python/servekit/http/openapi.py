@@ -23,13 +23,7 @@ class _View:
 
 
 _REF = "#/components/schemas/{name}"
-_RANK_HEADER = {
-    "name": "X-Data-Parallel-Rank",
-    "in": "header",
-    "required": False,
-    "description": "Rank that shall answer; the same as `data_parallel_rank` in the body.",
-    "schema": {"type": "integer", "minimum": 0},
-}
+_RANK_HEADER = "X-Data-Parallel-Rank"
 _components: dict[str, Any] = {}
 _views: dict[str, _View] = {}
 
@@ -66,7 +60,8 @@ def describe_body(
         events = {"description": "one JSON object in the data of each event, `[DONE]` in the last", "type": "string"}
         extra["responses"]["200"]["content"]["text/event-stream"] = {"schema": events}
     if ranked:
-        extra["parameters"] = [_RANK_HEADER]
+        told = "Rank that shall answer; the same as `data_parallel_rank` in the body."
+        extra["parameters"] = [{"name": _RANK_HEADER, "in": "header", "required": False, "description": told}]
     return extra
 
 
@@ -94,16 +89,22 @@ def install(app: FastAPI) -> None:
         schemas = document.setdefault("components", {}).setdefault("schemas", {})
         for replaced in ("HTTPValidationError", "ValidationError"):
             schemas.pop(replaced, None)
-        served = app.state.manager.config.model_info.name
+        config = app.state.manager.config
+        ranks = {"type": "integer", "minimum": 0, "maximum": config.server_args.data_parallel_size - 1}
+        for path in document["paths"].values():
+            for operation in path.values():
+                for parameter in operation.get("parameters", ()):
+                    if parameter["name"] == _RANK_HEADER:
+                        parameter["schema"] = ranks
         for name, component in _components.items():
-            schemas[name] = _shown(name, component, served)
+            schemas[name] = _shown(name, component, config.model_info.name, ranks)
         return document
 
     app.openapi = openapi  # type: ignore[method-assign]
 
 
-def _shown(name: str, component: dict[str, Any], served: str) -> dict[str, Any]:
-    """A component as the routes take it: fields that are only refused left out, `model` with its one value."""
+def _shown(name: str, component: dict[str, Any], served: str, ranks: dict[str, Any]) -> dict[str, Any]:
+    """A component as the routes take it: without what they only refuse, with the model and the ranks that there are."""
     view = _views.get(name, _View({}, {}, {}))
     needs, one_of = view.needs, view.one_of
     properties = dict(component.get("properties", {}))
@@ -116,6 +117,8 @@ def _shown(name: str, component: dict[str, Any], served: str) -> dict[str, Any]:
     for field, schema in {**needs, **one_of}.items():
         forms = [form for form in properties[field].get("anyOf", [properties[field]]) if form != {"type": "null"}]
         properties[field] = schema or (forms[0] if len(forms) == 1 else {"anyOf": forms})
+    if "data_parallel_rank" in properties:
+        properties["data_parallel_rank"] = {"anyOf": [ranks, {"type": "null"}], "default": None}
     if "model" in properties:
         value = {"type": "string", "enum": [served]}
         nullable = {"type": "null"} in properties["model"].get("anyOf", [])

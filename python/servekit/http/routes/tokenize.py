@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 from fastapi import APIRouter, Request
-from msgspec import Meta
 from starlette.responses import Response
 
 from servekit.http.answers import DetokenizedText, TokenList
@@ -15,6 +14,7 @@ from servekit.http.conversation import MESSAGES_SCHEMA, Message, Tool, check_con
 from servekit.http.generation import check_model, manager_of
 from servekit.http.openapi import describe_body
 from servekit.http.prompts import check_ids
+from servekit.tokenizer.options import TokenId
 from servekit.tokenizer.refusal import Refusal
 
 router = APIRouter()
@@ -36,7 +36,7 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
 class DetokenizeRequest(msgspec.Struct, kw_only=True):
     """Ids to make text of."""
 
-    tokens: list[Annotated[int, Meta(ge=0)]]
+    tokens: list[TokenId]
     model: str | None = None
 
 
