@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 
 from servekit.tokenizer.turns import Turns
 
@@ -25,7 +26,7 @@ def test_a_burst_begins_a_few_at_a_time() -> None:
         return seen
 
     seen = asyncio.run(run())
-    assert max(after - before for before, after in zip(seen, seen[1:], strict=False)) <= 3
+    assert max(after - before for before, after in itertools.pairwise(seen)) <= 3
 
 
 def test_few_do_not_wait() -> None:
