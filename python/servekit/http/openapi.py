@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 from fastapi import FastAPI
 
 from servekit.http.errors import ErrorResponse
+from servekit.tokenizer.options import Unbuilt
+
+
+@dataclass(frozen=True)
+class _View:
+    """See `describe_body`."""
+
+    needs: Mapping[str, Any]
+    one_of: Mapping[str, Any]
+    shown: Mapping[str, Any]
+
 
 _REF = "#/components/schemas/{name}"
 _RANK_HEADER = {
@@ -19,8 +31,7 @@ _RANK_HEADER = {
     "schema": {"type": "integer", "minimum": 0},
 }
 _components: dict[str, Any] = {}
-_needed: dict[str, Mapping[str, Any]] = {}
-_one_of: dict[str, Mapping[str, Any]] = {}
+_views: dict[str, _View] = {}
 
 
 def describe_body(
@@ -29,6 +40,7 @@ def describe_body(
     required: bool = True,
     needs: Mapping[str, Any] | None = None,
     one_of: Mapping[str, Any] | None = None,
+    shown: Mapping[str, Any] | None = None,
     answer: Any = None,
     streams: bool = False,
     ranked: bool = False,
@@ -41,12 +53,12 @@ def describe_body(
         needs: fields that have to be there although the type allows null, for a better error; with their schemas where
             the type can't tell them, else None.
         one_of: the same for fields of which exactly one has to be there.
+        shown: schemas of fields of which less is served than the type takes; None leaves a field out.
         answer: type of the JSON answer, None to say nothing of it.
         streams: it may answer with server-sent events instead.
         ranked: it takes the header that names a rank.
     """
-    _needed[type_.__name__] = needs or {}
-    _one_of[type_.__name__] = one_of or {}
+    _views[type_.__name__] = _View(needs or {}, one_of or {}, shown or {})
     extra: dict[str, Any] = {"requestBody": {"required": required, "content": _json(type_)}}
     if answer is not None:
         extra |= describe_answer(answer)
@@ -84,30 +96,43 @@ def install(app: FastAPI) -> None:
             schemas.pop(replaced, None)
         served = app.state.manager.config.model_info.name
         for name, component in _components.items():
-            schemas[name] = _told(component, _needed.get(name, {}), _one_of.get(name, {}), served)
+            schemas[name] = _shown(name, component, served)
         return document
 
     app.openapi = openapi  # type: ignore[method-assign]
 
 
-def _told(
-    component: dict[str, Any], needs: Mapping[str, Any], one_of: Mapping[str, Any], served: str
-) -> dict[str, Any]:
-    """A component with the fields that have to be there, and with the one name that `model` may have."""
+def _shown(name: str, component: dict[str, Any], served: str) -> dict[str, Any]:
+    """A component as the routes take it: fields that are only refused left out, `model` with its one value."""
+    view = _views.get(name, _View({}, {}, {}))
+    needs, one_of = view.needs, view.one_of
     properties = dict(component.get("properties", {}))
+    unbuilt = Unbuilt.__struct_fields__ if name in _names_of_subclasses(Unbuilt) else ()
+    for field, schema in {**dict.fromkeys(unbuilt), **view.shown}.items():
+        if schema is None:
+            properties.pop(field, None)
+        else:
+            properties[field] = schema
     for field, schema in {**needs, **one_of}.items():
         forms = [form for form in properties[field].get("anyOf", [properties[field]]) if form != {"type": "null"}]
         properties[field] = schema or (forms[0] if len(forms) == 1 else {"anyOf": forms})
     if "model" in properties:
-        name = {"type": "string", "enum": [served]}
+        value = {"type": "string", "enum": [served]}
         nullable = {"type": "null"} in properties["model"].get("anyOf", [])
-        properties["model"] = {"anyOf": [name, {"type": "null"}]} if nullable else name
+        properties["model"] = {"anyOf": [value, {"type": "null"}]} if nullable else value
     told = {**component, "properties": properties}
     if needs:
         told["required"] = [*component.get("required", []), *needs]
     if one_of:
         told["oneOf"] = [{"required": [field]} for field in one_of]
     return told
+
+
+def _names_of_subclasses(cls: type[msgspec.Struct]) -> set[str]:
+    names = {cls.__name__}
+    for each in cls.__subclasses__():
+        names |= _names_of_subclasses(each)
+    return names
 
 
 def _json(type_: Any) -> dict[str, Any]:

@@ -6,11 +6,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from servekit.engine.linear import Linear
+from servekit.models.tensor_loader import TensorLoader
 
 
 class RMSNorm(nn.Module):  # type: ignore[misc]
-    """x / rms(x) * weight, computed in float32 (https://arxiv.org/abs/1910.07467)."""
+    """x / rms(x) * weight over the last axis, computed in float32 (https://arxiv.org/abs/1910.07467)."""
 
     def __init__(self, weight: torch.Tensor, eps: float) -> None:
         super().__init__()
@@ -25,20 +25,58 @@ class RMSNorm(nn.Module):  # type: ignore[misc]
         return (x * scale).mul_(self.weight)
 
 
-class GatedFfn:
-    """down(silu(gate(x)) * up(x)), gate and up in one matrix.
+class GatedFeedForward(nn.Module):  # type: ignore[misc]
+    """silu(gate(x)) * up(x), projected back (https://arxiv.org/abs/2002.05202).
 
     Args:
-        gate_up: to twice the inner width.
-        down: back.
+        load: reads the tensors.
+        at: what stands before their names.
+        hidden, intermediate: widths outside and inside.
     """
 
-    __slots__ = ("down", "gate_up")
+    def __init__(self, load: TensorLoader, at: str, hidden: int, intermediate: int) -> None:
+        super().__init__()
+        self.gate_up = load.linear(at, {"gate_proj": intermediate, "up_proj": intermediate}, hidden)
+        self.down = load.linear(at, {"down_proj": hidden}, intermediate)
 
-    def __init__(self, gate_up: Linear, down: Linear) -> None:
-        self.gate_up = gate_up
-        self.down = down
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         gate, up = self.gate_up(x).chunk(2, -1)
         return self.down(F.silu(gate).mul_(up))
+
+
+class MixtureOfExperts(nn.Module):  # type: ignore[misc]
+    """Many small feed-forward networks; a router sends each token through a few of them (https://arxiv.org/abs/1701.06538).
+
+    Args:
+        load: reads the tensors.
+        at: what stands before their names.
+        hidden, intermediate: widths outside and inside one expert.
+        experts: how many there are.
+        used: how many a token goes through.
+        normalize: whether the weights of these add up to 1.
+    """
+
+    def __init__(
+        self, load: TensorLoader, at: str, hidden: int, intermediate: int, experts: int, used: int, normalize: bool
+    ) -> None:
+        super().__init__()
+        self._used, self._normalize = used, normalize
+        self.router = load.linear(at, {"gate": experts}, hidden)
+        self.experts = nn.ModuleList(
+            GatedFeedForward(load, f"{at}experts.{expert}.", hidden, intermediate) for expert in range(experts)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        weights, chosen = self.router(x).softmax(-1, dtype=torch.float32).topk(self._used, -1)
+        if self._normalize:
+            weights = weights / weights.sum(-1, keepdim=True)
+        weights, chosen = weights.to(x.dtype).flatten(), chosen.flatten()
+        by_expert = chosen.argsort(stable=True)
+        counts = chosen.bincount(minlength=len(self.experts)).tolist()
+        out = torch.zeros_like(x)
+        # A token's experts are added in their order, whatever other tokens there are: so they can't change its sum.
+        for expert, mine in zip(self.experts, by_expert.split(counts), strict=True):
+            if len(mine):
+                tokens = mine // self._used
+                out.index_add_(0, tokens, expert(x[tokens]).mul_(weights[mine, None]))
+        return out

@@ -11,19 +11,13 @@ import torch
 
 from servekit.engine.linear import LinearFactory
 from servekit.models.bert import Bert, BertConfig
-from servekit.models.family import Family
+from servekit.models.decoder import Decoder, DecoderConfig, Family
+from servekit.models.families import all_families
 from servekit.models.gguf_file import GgufError, GgufFile
-from servekit.models.llama import Llama, LlamaConfig
-from servekit.models.mistral import MISTRAL
-from servekit.models.qwen2 import QWEN2
-from servekit.models.qwen3 import QWEN3
-from servekit.models.qwen3_moe import QWEN3_MOE
 from servekit.models.weights import SafetensorsWeights, WeightError, open_weights
 
 _T = TypeVar("_T")
 
-FAMILIES = (Family("LlamaForCausalLM", gguf="llama", interleaved=True), MISTRAL, QWEN2, QWEN3, QWEN3_MOE)
-"""Families of generating models."""
 EMBEDDING_ARCHITECTURES = ("BertModel", "BertForMaskedLM")
 """Architectures of folders whose models make vectors of texts."""
 
@@ -37,52 +31,31 @@ def embeds(path: Path) -> bool:
     return path.is_dir() and bool(_architectures(_read_json(path)) & set(EMBEDDING_ARCHITECTURES))
 
 
-def find_family(path: Path) -> Family:
-    """The family of the generating model in a folder or GGUF file.
-
-    Raises:
-        WeightError: an unknown architecture, or a file that can't be read.
-    """
-    if path.is_dir():
-        names = _architectures(_read_json(path))
-        found = next((family for family in FAMILIES if family.architecture in names), None)
-    else:
-        names = {_checked(path, lambda: _gguf_architecture(path))}
-        found = next((family for family in FAMILIES if family.gguf in names), None)
-    if found is None:
-        raise WeightError(_unknown(", ".join(sorted(names))))
-    return found
-
-
-def read_config(path: Path) -> LlamaConfig:
+def read_config(path: Path) -> DecoderConfig:
     """Sizes of the generating model in a folder or GGUF file.
 
     Raises:
         WeightError: an unknown architecture, or a file that can't be read.
     """
-    family = find_family(path)
-    if path.is_dir():
-        config = _read_json(path)
-        return _checked(path, lambda: family.read(config))
-    return _checked(path, lambda: _read_gguf(path))
+    return _read(path)[1]
 
 
 def load_model(
     path: Path,
-    config: LlamaConfig,
+    config: DecoderConfig,
     linear: LinearFactory,
     dtype: torch.dtype,
     device: torch.device,
     progress: Callable[[int, int], None],
-) -> Llama:
+) -> Decoder:
     """Build a generating model with its weights.
 
     Raises:
         WeightError: the weights are missing, incomplete or of an unknown kind.
     """
-    family = find_family(path)
-    with torch.inference_mode(), open_weights(path, family.map_gguf) as weights:
-        return Llama(config, weights, linear, dtype, device, progress, family.layer)
+    family, _ = _read(path)
+    with torch.inference_mode(), open_weights(path, family.gguf_sources(config)) as weights:
+        return Decoder(config, family.layer, weights, linear, dtype, device, progress)
 
 
 def read_embedding_config(path: Path) -> BertConfig:
@@ -112,14 +85,28 @@ def load_embedding_model(
         return Bert(config, SafetensorsWeights(path), linear, dtype, device, progress)
 
 
-def _gguf_architecture(path: Path) -> str:
-    with GgufFile(path) as file:
-        return str(file.metadata.get("general.architecture"))
+def _read(path: Path) -> tuple[Family, DecoderConfig]:
+    if path.is_dir():
+        return _checked(path, lambda: _read_folder(path))
+    return _checked(path, lambda: _read_gguf(path))
 
 
-def _read_gguf(path: Path) -> LlamaConfig:
+def _read_folder(path: Path) -> tuple[Family, DecoderConfig]:
+    config = _read_json(path)
+    found = _architectures(config)
+    for family in all_families():
+        if found & set(family.architectures):
+            return family, family.from_hf(config)
+    raise WeightError(_unknown(", ".join(sorted(found))))
+
+
+def _read_gguf(path: Path) -> tuple[Family, DecoderConfig]:
     with GgufFile(path) as file:
-        return LlamaConfig.from_gguf(file)
+        found = file.metadata.get("general.architecture")
+        for family in all_families():
+            if found in family.gguf:
+                return family, family.from_gguf(file)
+        raise WeightError(_unknown(str(found)))
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -138,11 +125,17 @@ def _checked(path: Path, read: Callable[[], _T]) -> _T:
         return read()
     except WeightError:
         raise
+    except KeyError as error:
+        raise WeightError(f"{path / 'config.json' if path.is_dir() else path} lacks {error}") from None
     except (OSError, ValueError, TypeError, AttributeError, GgufError) as error:
         raise WeightError(f"{path} can't be read: {error}") from error
 
 
 def _unknown(found: str) -> str:
-    folders = ", ".join((*(family.architecture for family in FAMILIES), *EMBEDDING_ARCHITECTURES))
-    files = ", ".join(family.gguf for family in FAMILIES if family.gguf)
-    return f"architecture {found} is not known; known are {folders} in folders and {files} in GGUF files"
+    families = all_families()
+    folders = sorted(name for family in families for name in family.architectures)
+    files = sorted(name for family in families for name in family.gguf)
+    return (
+        f"architecture {found} is not known; known are {', '.join((*folders, *EMBEDDING_ARCHITECTURES))} in folders"
+        f" and {', '.join(files)} in GGUF files"
+    )

@@ -1,174 +1,216 @@
-"""Rotary positions, and the ways in which they are stretched beyond the context that a model was trained on."""
+"""Rotary positions (https://arxiv.org/abs/2104.09864), and how they are stretched beyond the context of a training."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
-KNOWN = ("linear", "dynamic", "llama3", "yarn")
+from servekit.models.weights import WeightError
+
+_SCALINGS = ("linear", "dynamic", "llama3", "yarn")
 
 
 @dataclass(frozen=True, slots=True)
-class RopeScaling:
-    """How rotary frequencies are stretched.
+class RopeParameters:
+    """Which frequencies a model's heads turn with.
 
     Attributes:
-        type: one of `KNOWN`.
-        factor: how much longer.
-        original_context: tokens of the trained context.
-        low_freq_factor, high_freq_factor: of llama3, which leaves high frequencies as they are.
-        beta_fast, beta_slow: of yarn: turns within the trained context above and below which frequencies are left as
-            they are, or divided by the factor.
-        attention_factor: of yarn: multiplies queries and keys; None is what its authors found best.
+        base: of the geometric row of wavelengths.
+        scaling: None, or linear, dynamic, llama3 or yarn.
+        factor: how much longer than trained.
+        original_context: tokens that the model was trained on before it was stretched.
+        low_freq_factor, high_freq_factor: of llama3, the bounds between which it goes over to stretching.
+        beta_fast, beta_slow: of yarn, the same in turns within the original context.
+        truncate: of yarn, whether these bounds are rounded to whole dimensions.
+        attention_factor: of yarn, what queries and keys are multiplied with.
     """
 
-    type: str
-    factor: float
+    base: float = 10000.0
+    scaling: str | None = None
+    factor: float = 1.0
     original_context: int = 8192
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     beta_fast: float = 32.0
     beta_slow: float = 1.0
-    attention_factor: float | None = None
+    truncate: bool = True
+    attention_factor: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.type not in KNOWN:
-            raise ValueError(f"rope scaling {self.type!r} is not known; known are {', '.join(KNOWN)}")
+        if self.scaling is not None and self.scaling not in _SCALINGS:
+            raise WeightError(f"rope scaling {self.scaling!r} is not known; known are {', '.join(_SCALINGS)}")
+        if min(self.base, self.factor, self.original_context) <= 0:
+            raise WeightError(
+                f"impossible rope: base {self.base}, factor {self.factor}, original context {self.original_context}"
+            )
 
-    @property
-    def magnitude(self) -> float:
-        """What queries and keys are multiplied with."""
-        if self.type != "yarn":
-            return 1.0
-        if self.attention_factor is not None:
-            return self.attention_factor
-        return _yarn_magnitude(self.factor, 1.0)
+    @classmethod
+    def from_hf(cls, config: dict[str, Any], context: int) -> RopeParameters:
+        """From a folder's `config.json`.
 
+        Args:
+            context: the model's longest sequence, where nothing else is said of the original one.
 
-def read_rope_scaling(rope: dict[str, Any], context: int) -> RopeScaling | None:
-    """Scaling from the RoPE part of a `config.json`, None if there is none.
-
-    Args:
-        rope: `rope_parameters` or `rope_scaling`.
-        context: the model's `max_position_embeddings`.
-
-    Raises:
-        KeyError: the factor is missing.
-        ValueError: an unknown kind.
-    """
-    kind = rope.get("rope_type") or rope.get("type") or "default"
-    if kind == "default":
-        return None
-    original = rope.get("original_max_position_embeddings")
-    factor = rope["factor"]
-    if factor is None and original:
-        factor = context / original
-    magnitude = rope.get("attention_factor")
-    if magnitude is None and rope.get("mscale") and rope.get("mscale_all_dim"):
-        whole, part = (_yarn_magnitude(factor, float(rope[key])) for key in ("mscale", "mscale_all_dim"))
-        magnitude = whole / part
-    return RopeScaling(
-        kind,
-        factor,
-        # Dynamic scaling begins where the model's context ends.
-        context if original is None or kind == "dynamic" else original,
-        rope.get("low_freq_factor", 1.0),
-        rope.get("high_freq_factor", 4.0),
-        rope.get("beta_fast") or 32.0,
-        rope.get("beta_slow") or 1.0,
-        magnitude,
-    )
-
-
-def _yarn_magnitude(factor: float, scale: float) -> float:
-    return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0
-
-
-def rope_frequencies(
-    head_size: int, base: float, scaling: RopeScaling | None = None, divisors: torch.Tensor | None = None
-) -> torch.Tensor:
-    """Radians a position, [head size / 2] float32, within the trained context.
-
-    Args:
-        divisors: [head size / 2], as a GGUF file brings them in place of a llama3 scaling.
-    """
-    exponents = torch.arange(0, head_size, 2, dtype=torch.float32) / head_size
-    frequencies = 1.0 / base**exponents
-    if divisors is not None:
-        return frequencies / divisors.float()
-    if scaling is None or scaling.type == "dynamic":
-        return frequencies
-    if scaling.type == "linear":
-        return frequencies / scaling.factor
-    if scaling.type == "llama3":
-        wavelength = 2 * math.pi / frequencies
-        low, high = scaling.low_freq_factor, scaling.high_freq_factor
-        keep = ((scaling.original_context / wavelength - low) / (high - low)).clamp(0, 1)
-    else:
-        # YaRN (https://arxiv.org/abs/2309.00071): by how often a frequency turns within the trained context.
-        first, last = (
-            head_size * math.log(scaling.original_context / (turns * 2 * math.pi)) / (2 * math.log(base))
-            for turns in (scaling.beta_fast, scaling.beta_slow)
+        Raises:
+            KeyError, WeightError: something is missing or unknown.
+        """
+        # Newer files gather everything about RoPE in one place.
+        rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+        if any(isinstance(value, dict) for value in rope.values()):
+            raise WeightError("rope parameters for each kind of layer are not known: only one set for all")
+        partial = rope.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0
+        if partial != 1.0:
+            raise WeightError(f"partial_rotary_factor {partial} is not known: heads turn as a whole")
+        base = float(rope.get("rope_theta") or config.get("rope_theta") or 10000.0)
+        kind = rope.get("rope_type") or rope.get("type") or "default"
+        if kind == "default":
+            return cls(base)
+        if kind == "dynamic":
+            # It starts where the context ends, whatever else the file says.
+            return cls(base, kind, rope["factor"], context)
+        original = (
+            config.get("original_max_position_embeddings") or rope.get("original_max_position_embeddings") or context
         )
-        first, last = max(math.floor(first), 0), min(math.ceil(last), head_size - 1)
-        ramp = (torch.arange(head_size // 2, dtype=torch.float32) - first) / max(last - first, 0.001)
-        keep = 1 - ramp.clamp(0, 1)
-    return frequencies * keep + frequencies / scaling.factor * (1 - keep)
+        if kind != "yarn":
+            low, high = rope.get("low_freq_factor", 1.0), rope.get("high_freq_factor", 4.0)
+            return cls(base, kind, rope["factor"], original, low, high)
+        factor = rope.get("factor") or context / original
+        return cls(
+            base,
+            kind,
+            factor,
+            original,
+            beta_fast=rope.get("beta_fast") or 32.0,
+            beta_slow=rope.get("beta_slow") or 1.0,
+            truncate=rope.get("truncate", True),
+            attention_factor=_attention_factor(rope, factor),
+        )
+
+    @classmethod
+    def from_gguf(cls, metadata: Mapping[str, Any], head_size: int, context: int) -> RopeParameters:
+        """From a GGUF file's metadata; arguments and errors as of `from_hf`."""
+        at = f"{metadata['general.architecture']}.rope."
+        turned = metadata.get(at + "dimension_count", head_size)
+        if turned != head_size:
+            raise WeightError(f"{at}dimension_count {turned} is not known: heads of {head_size} turn as a whole")
+        base = metadata.get(at + "freq_base", 10000.0)
+        kind = metadata.get(at + "scaling.type", "linear")
+        # An older key, which says both.
+        factor = metadata.get(at + "scaling.factor") or metadata.get(at + "scale_linear")
+        if kind == "none" or not factor:
+            return cls(base)
+        stretched = 0.1 * math.log(factor) + 1 if factor > 1 else 1.0
+        return cls(
+            base,
+            kind,
+            factor,
+            metadata.get(at + "scaling.original_context_length", context),
+            beta_fast=metadata.get(at + "scaling.yarn_beta_fast", 32.0),
+            beta_slow=metadata.get(at + "scaling.yarn_beta_slow", 1.0),
+            attention_factor=metadata.get(at + "scaling.attn_factor", 1.0) * stretched if kind == "yarn" else 1.0,
+        )
+
+    def frequencies(self, head_size: int) -> torch.Tensor:
+        """Radians a position, [head size / 2] float32; of dynamic scaling those within the original context."""
+        plain = 1.0 / self.base ** _exponents(head_size)
+        if self.scaling == "linear":
+            return plain / self.factor
+        if self.scaling == "llama3":
+            turns = self.original_context * plain / (2 * math.pi)
+            keep = (turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)
+        elif self.scaling == "yarn":
+            keep = 1 - self._ramp(head_size)
+        else:
+            return plain
+        keep = keep.clamp(0, 1)
+        return plain * keep + plain / self.factor * (1 - keep)
+
+    def _ramp(self, head_size: int) -> torch.Tensor:
+        """How much each dimension is stretched by yarn (https://arxiv.org/abs/2309.00071), below 0 and above 1 too."""
+
+        def dimension(turns: float) -> float:
+            """The one that makes so many turns within the original context."""
+            return head_size * math.log(self.original_context / (turns * 2 * math.pi)) / (2 * math.log(self.base))
+
+        low, high = dimension(self.beta_fast), dimension(self.beta_slow)
+        if self.truncate:
+            low, high = math.floor(low), math.ceil(high)
+        low, high = max(low, 0), min(high, head_size - 1)
+        return (torch.arange(head_size // 2) - low) / (high - low or 0.001)
+
+
+def _exponents(head_size: int) -> torch.Tensor:
+    return torch.arange(0, head_size, 2, dtype=torch.float32) / head_size
+
+
+def _attention_factor(rope: dict[str, Any], factor: float) -> float:
+    def scale(weight: float) -> float:
+        return 0.1 * weight * math.log(factor) + 1 if factor > 1 else 1.0
+
+    if rope.get("attention_factor") is not None:
+        return float(rope["attention_factor"])
+    if rope.get("mscale") and rope.get("mscale_all_dim"):
+        return scale(rope["mscale"]) / scale(rope["mscale_all_dim"])
+    return scale(1)
 
 
 class Rope(nn.Module):  # type: ignore[misc]
-    """Rotary positions, halves rotated against each other (https://arxiv.org/abs/2104.09864).
+    """Turns the halves of heads against each other.
 
     Args:
-        head_size, base, scaling, divisors: see `rope_frequencies`.
+        parameters: of the model.
+        head_size: of the model.
+        divisors: [head size / 2], by which a GGUF file divides the frequencies, or None.
         dtype, device: of the tables.
     """
 
     def __init__(
         self,
+        parameters: RopeParameters,
         head_size: int,
-        base: float,
-        scaling: RopeScaling | None,
         divisors: torch.Tensor | None,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
         super().__init__()
+        frequencies = parameters.frequencies(head_size)
+        if divisors is not None:
+            frequencies = frequencies / divisors.float()
         self.frequencies: torch.Tensor
-        self.register_buffer(
-            "frequencies", rope_frequencies(head_size, base, scaling, divisors).to(device), persistent=False
-        )
-        self._head_size, self._base, self._dtype = head_size, base, dtype
-        self._magnitude = 1.0 if scaling is None else scaling.magnitude
-        self._dynamic = scaling if scaling is not None and scaling.type == "dynamic" else None
+        self.register_buffer("frequencies", frequencies.to(device), persistent=False)
+        self._rope, self._head_size, self._dtype = parameters, head_size, dtype
 
     def table(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Cosine and signed sine of [tokens] positions, each [tokens, 1, head size]; one table serves all layers."""
-        places = positions.float()[:, None]
-        angles = places * (self.frequencies if self._dynamic is None else self._stretched(places, self._dynamic))
+        frequencies = self.frequencies
+        if self._rope.scaling == "dynamic":
+            frequencies = self._dynamic(positions)
+        angles = positions.float()[:, None] * frequencies
         cos, sin = angles.cos(), angles.sin()
-        if self._magnitude != 1:
-            cos, sin = cos * self._magnitude, sin * self._magnitude
+        factor = self._rope.attention_factor
+        if factor != 1.0:
+            cos, sin = cos * factor, sin * factor
         return (
             torch.cat((cos, cos), -1)[:, None].to(self._dtype),
             torch.cat((-sin, sin), -1)[:, None].to(self._dtype),
         )
 
-    def _stretched(self, places: torch.Tensor, scaling: RopeScaling) -> torch.Tensor:
-        """Frequencies of each token, [tokens, head size / 2]: those that its own length of the sequence asks for.
+    def _dynamic(self, positions: torch.Tensor) -> torch.Tensor:
+        """Frequencies of each token, [tokens, head size / 2].
 
-        A token's keys stay as they were made, as in a sequence that grows token by token, so that they depend neither
-        on chunks nor on what follows.
+        Behind the original context the base grows with a token's own position, as it does where tokens are generated
+        one by one. Growing it with the whole sequence instead would make a token's key depend on those that follow,
+        and no cached prefix could be shared.
         """
-        size = self._head_size
-        length = (places + 1).clamp(min=scaling.original_context) / scaling.original_context
-        bases = self._base * (scaling.factor * length - (scaling.factor - 1)) ** (size / (size - 2))
-        exponents = torch.arange(0, size, 2, dtype=torch.float32, device=places.device) / size
-        return 1.0 / bases**exponents
+        p, d = self._rope, self._head_size
+        length = (positions + 1).clamp(min=p.original_context)
+        growth = (p.factor * length / p.original_context - (p.factor - 1)) ** (d / (d - 2))
+        return 1.0 / (p.base * growth[:, None]) ** _exponents(d).to(positions.device)
 
 
 def rotate_(x: torch.Tensor, table: tuple[torch.Tensor, torch.Tensor]) -> None:

@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from servekit.http.answers import DetokenizedText, TokenList
 from servekit.http.body import read_body
-from servekit.http.conversation import Message, Tool, check_conversation, render, size_of
+from servekit.http.conversation import MESSAGES_SCHEMA, Message, Tool, check_conversation, render, size_of
 from servekit.http.generation import check_model, manager_of
 from servekit.http.openapi import describe_body
 from servekit.http.prompts import check_ids
@@ -42,7 +42,9 @@ class DetokenizeRequest(msgspec.Struct, kw_only=True):
 
 @router.post(
     "/tokenize",
-    openapi_extra=describe_body(TokenizeRequest, one_of={"prompt": None, "messages": None}, answer=TokenList),
+    openapi_extra=describe_body(
+        TokenizeRequest, one_of={"prompt": None, "messages": MESSAGES_SCHEMA}, answer=TokenList
+    ),
 )
 async def tokenize(request: Request) -> Response:
     """Token ids of a text, or of a conversation as the model sees it."""
