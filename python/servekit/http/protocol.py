@@ -99,8 +99,6 @@ class ResponseStream:
             return
         self._on_lost = on_lost
         self._protocol.watched = self
-        # A client that sent its next request already is not read, and so would not be missed.
-        self._cycle.flow.resume_reading()
 
     def open(self, on_pause: Callable[[], None]) -> None:
         """To be called right before the response's start is sent, without a content length.
@@ -170,8 +168,6 @@ class ResponseStream:
 
     def lost(self) -> None:
         """The protocol says that the connection is gone."""
-        # uvicorn marks the newest request of a connection only, which need not be the one that is answered.
-        self._cycle.disconnected = self._cycle.disconnected or not self._cycle.response_complete
         on_lost = self._on_lost
         self.release()
         if on_lost is not None:
