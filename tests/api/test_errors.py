@@ -287,6 +287,28 @@ def test_an_offered_upgrade_is_passed_over(server: FakeServer, whole: bool) -> N
     assert rest.count(b"HTTP/1.1 200") == 1, "the second request on the connection"
 
 
+def test_any_number_of_offers_in_one_packet_is_passed_over(
+    server: FakeServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    offer = b"HEAD /version HTTP/1.1\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n"
+    head, rest = exchange(server, offer * 2000 + b"HEAD /version HTTP/1.1\r\nconnection: close\r\n\r\n")
+    assert (head + rest).count(b"HTTP/1.1 405") == 2001
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("length", [10**8, 2**63, 2**64 - 1])
+def test_a_length_that_is_too_large_is_refused_before_the_body(server: FakeServer, length: int) -> None:
+    with socket.create_connection(server.address, timeout=5) as sock:
+        sock.sendall(b"POST /tokenize HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % length)
+        assert b" 413 " in sock.recv(4096)
+
+
+def test_a_value_is_not_repeated_at_length(http: httpx.Client) -> None:
+    error = error_of(http.post("/v1/embeddings", json={"model": "tiny", "encoding_format": "x" * 100_000}))
+    assert error["param"] == "encoding_format"
+    assert len(error["message"]) < 2000
+
+
 def test_heads_are_bounded(server: FakeServer) -> None:
     start = b"GET /version HTTP/1.1\r\nconnection: close\r\n"
     for header in (b"x-large: " + b"y" * (1 << 20), b"x: y\r\n" * (1 << 18)):

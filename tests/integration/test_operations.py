@@ -43,6 +43,7 @@ def test_metrics_are_the_whole_servers_and_grow_by_exactly_the_tokens(start, unt
         workers = {c.get("/server_info").json()["worker"]["index"] for c in clients}
         before = metrics_of(clients[0])
         answers = [ask(client, n=n) for client in clients for n in (1, 2)]
+        assert ask(clients[0], max_tokens=0)["choices"][0]["finish_reason"] == "length", "no rank hears of it"
         streamed = clients[0].post(
             "/v1/completions", json={"model": "x", "prompt": "a b c", "max_tokens": 20, "stream": True,
                                      "stream_options": {"include_usage": True}},

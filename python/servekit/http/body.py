@@ -16,6 +16,9 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T", bound=msgspec.Struct)
 
+_MAX_WHY = 500
+"""About the most characters of what a client is told of a wrong value, from either end."""
+
 _AT = re.compile(r"^(?P<why>.*) - at (?:`key` in )?`\$\.?(?P<path>.*)`$", re.DOTALL)
 
 
@@ -53,7 +56,8 @@ async def read_body(request: Request, type_: type[T], max_size: int, *, optional
 
 async def _read(request: Request, max_size: int) -> bytes:
     length = request.headers.get("content-length", "")
-    if length.isdigit() and len(length) < 20 and int(length) > max_size:
+    # The parser takes what fits 64 bits: 20 digits.
+    if length.isdigit() and len(length) <= 20 and int(length) > max_size:
         raise _too_large(max_size)
     parts: list[bytes] = []
     size, more = 0, True
@@ -83,7 +87,8 @@ def _too_large(max_size: int) -> Refusal:
 
 
 def _invalid(text: str) -> Refusal:
-    match = _AT.match(text)
+    # Some of msgspec's sentences repeat the value, which may be megabytes.
+    match = _AT.match(text if len(text) <= 2 * _MAX_WHY else f"{text[:_MAX_WHY]}...{text[-_MAX_WHY:]}")
     if match is None:
         return Refusal(400, f"the body is not what this route takes: {text}", code="invalid_type")
     path = match["path"]

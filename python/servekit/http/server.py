@@ -50,10 +50,10 @@ class _Protocol(StreamingProtocol, PatientProtocol):
         """Bytes from the client."""
         self._unset_keepalive_if_required()
         self._begun = False
+        rest: bytes | memoryview = data
         try:
-            self.parser.feed_data(data)
-        except httptools.HttpParserUpgrade as upgrade:
-            self._pass_over_upgrade(data[upgrade.args[0] :])
+            while rest:
+                rest = self._feed(rest)
         except httptools.HttpParserError:
             self.send_400_response("it can't be parsed")
             return
@@ -64,20 +64,27 @@ class _Protocol(StreamingProtocol, PatientProtocol):
                 refusal = Refusal(431, f"the request's headers are larger than {MAX_HEAD} bytes", code="invalid_http")
                 self._refuse(refusal)
 
-    def _pass_over_upgrade(self, rest: bytes) -> None:
-        """Parse the request again without its offer, as RFC 9110 wants; the parser gives up at the end of its head.
+    def _feed(self, data: bytes | memoryview) -> bytes | memoryview:
+        """Parse up to the first offer of an upgrade, which is passed over as RFC 9110 wants; what comes after it.
 
-        The HTTP client of Java and `curl --http2` offer h2c with every request that they send without TLS.
+        The HTTP client of Java and `curl --http2` offer h2c with every request that they send without TLS. The parser
+        gives up at the end of such a head, so it gets the head again, without the offer.
         """
-        method = self.parser.get_method()
-        if method == b"CONNECT":
-            self.send_400_response("CONNECT is for proxies")
-            return
-        lines = [b"%b %b HTTP/%b" % (method, self.url, self.parser.get_http_version().encode())]
-        lines += [b"%b: %b" % header for header in self.headers if header[0] != b"upgrade"]
-        self.parser = httptools.HttpRequestParser(self)
-        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
-        self.data_received(b"\r\n".join(lines) + b"\r\n\r\n" + rest)
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            method = self.parser.get_method()
+            if method == b"CONNECT":
+                self.send_400_response("CONNECT is for proxies")
+                return b""
+            lines = [b"%b %b HTTP/%b" % (method, self.url, self.parser.get_http_version().encode())]
+            lines += [b"%b: %b" % header for header in self.headers if header[0] != b"upgrade"]
+            self.parser = httptools.HttpRequestParser(self)
+            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+            self.parser.feed_data(b"\r\n".join(lines) + b"\r\n\r\n")
+            # A client may put thousands of them into one packet, so nothing is copied.
+            return memoryview(data)[upgrade.args[0] :]
+        return b""
 
     def send_400_response(self, msg: str) -> None:
         """Refuse what is no HTTP, and close the connection."""

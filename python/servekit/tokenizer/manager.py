@@ -208,7 +208,6 @@ class TokenizerManager:
 
     def _begin(self, job: Job, choices: list[Choice]) -> None:
         job.choices, job.live = choices, len(choices)
-        self.meter.count("requests", len(choices))
 
     def _mint(self) -> int:
         return mint_rid(self.worker, self.epoch, next(self._counter))
@@ -219,6 +218,8 @@ class TokenizerManager:
         except LinkFull as error:
             log.error("a request could not be sent: %s", error)
             raise Refusal(503, "the control process does not read", retry_after=RETRY_AFTER_S) from None
+        # Choices of no tokens end without a rank, and count as neither started nor finished.
+        self.meter.count("requests")
         self._live[choice.rid] = (job, choice)
 
     def _abort(self, rid: int) -> None:
