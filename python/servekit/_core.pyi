@@ -678,6 +678,7 @@ class MultiTokenizerRouter:
         rank_wait_timeout: float = 30.0,
         max_queued_requests: int = 1024,
         max_queued_tokens: int | None = None,
+        max_requests_per_worker: int | None = None,
         resume_memory: int = ...,
     ) -> MultiTokenizerRouter:
         """A router that does not run yet.
@@ -807,6 +808,7 @@ class ControlPlane:
         max_queued_requests: int = 1024,
         max_unacknowledged: int = ...,
         max_queued_tokens: int | None = None,
+        max_requests_per_worker: int | None = None,
         resume_memory: int = ...,
     ) -> ControlPlane:
         """A plane that does not run yet.
@@ -824,6 +826,7 @@ class ControlPlane:
             max_unacknowledged: bytes that a worker may have been sent and not acknowledged, 64 MiB if not given; over
                 that its requests end with an error.
             max_queued_tokens: most prompt tokens that wait to be computed, None for any number.
+            max_requests_per_worker: most requests in flight of one worker, None for any number.
             resume_memory: most bytes of requests' frames that are kept until the requests end, 256 MiB if not given.
 
         Raises:
