@@ -141,12 +141,19 @@ def test_chat_template_places_in_order(tmp_path: Path) -> None:
     assert read_tokenizer_info(tmp_path).chat_template == "jinja"
 
 
+def test_a_text_of_an_embedding_model_is_as_long_as_it_was_trained_on(tmp_path: Path) -> None:
+    write(tmp_path, config=CONFIG, sentence_bert_config={"max_seq_length": 77})
+    assert read_weights_info(tmp_path).max_model_len == 77
+
+
 @pytest.mark.parametrize(
     ("generation", "expected"),
     [
         ({}, {}),
         ({"temperature": 0.6, "top_p": 0.9, "do_sample": True}, {"temperature": 0.6, "top_p": 0.9}),
         ({"temperature": 0.6, "do_sample": False}, {}),
+        ({"temperature": 0.6, "do_sample": False, "repetition_penalty": 1.1}, {"repetition_penalty": 1.1}),
+        ({"repetition_penalty": 0, "top_k": 5}, {"top_k": 5}),
         ({"top_k": 0, "min_p": 0}, {"top_k": -1, "min_p": 0}),
         ({"top_k": 20, "max_length": 50, "temperature": None}, {"top_k": 20}),
         ({"top_k": 1.5, "top_p": 0, "temperature": "hot", "min_p": True}, {}),
@@ -154,12 +161,6 @@ def test_chat_template_places_in_order(tmp_path: Path) -> None:
 )
 def test_default_sampling(generation: dict[str, Any], expected: dict[str, float]) -> None:
     assert read_default_sampling(generation) == expected
-
-
-@pytest.mark.parametrize(("value", "warned"), [(None, False), (1.0, False), (1.1, True)])
-def test_a_penalty_that_is_not_applied_is_said(caplog: pytest.LogCaptureFixture, value: Any, warned: bool) -> None:
-    assert read_default_sampling({"repetition_penalty": value}) == {}
-    assert ("repetition_penalty" in caplog.text) is warned
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from servekit.engine.plan import BAD_LOGITS, SamplingColumns
+from servekit.engine.plan import BAD_LOGITS, Biases, Penalties, SamplingColumns
 from servekit.engine.randomness import draw_keys
 from servekit.engine.sampler import Sampler
 
@@ -18,12 +18,12 @@ def columns(rows: int, **given: object) -> SamplingColumns:
     """Columns where every row is alike, or lists as given."""
     neutral = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "seed": 1, "position": 0}
     kinds = {"top_k": np.int64, "seed": np.uint64, "position": np.int64}
-    forbidden = given.pop("forbidden", None)
+    whole = {name: given.pop(name, None) for name in ("forbidden", "penalties", "biases", "allowed")}
     made = {
         k: np.broadcast_to(np.asarray(v, kinds.get(k, np.float32)), rows).copy()
         for k, v in {**neutral, **given}.items()
     }
-    return SamplingColumns(**made, forbidden=forbidden)
+    return SamplingColumns(**made, **whole)
 
 
 def draws(logits: list[float], n: int, **given: object) -> list[int]:
@@ -138,6 +138,54 @@ def test_forbidden_ids_are_never_drawn() -> None:
     barred = [np.array([0, 1]), None]
     assert Sampler(3, CPU).sample(logits.clone(), columns(2, temperature=0.0, forbidden=barred)).tolist() == [2, 0]
     assert Sampler(3, CPU).sample(logits.clone(), columns(2, forbidden=barred)).tolist()[0] == 2
+
+
+def penalties(rows: list[int], ids: list[int], counts: list[int], *each: list[float]) -> Penalties:
+    return Penalties(*(np.array(x, np.int64) for x in (rows, ids, counts)), *(np.array(x, np.float32) for x in each))
+
+
+def test_penalties_change_only_what_was_seen_in_the_rows_that_ask() -> None:
+    logits = torch.tensor([[2.0, 1.9, -1.0, 0.5], [2.0, 1.9, -1.0, 0.5], [2.0, 1.9, -1.0, 0.5]])
+    # Row 0: token 0 was in the prompt. Row 2: token 0 was drawn twice, token 1 once.
+    p = penalties([0, 2, 2], [0, 0, 1], [0, 2, 1], [1.5, 1, 1], [9, 0.5, 0.5], [9, 0.25, 0.25])
+    greedy = {"temperature": 0.0, "penalties": p}
+    assert Sampler(4, CPU).sample(logits.clone(), columns(3, **greedy)).tolist() == [1, 0, 1]
+    drawn = Sampler(4, CPU)
+    seen = logits.clone()
+    drawn.sample(seen, columns(3, **greedy))
+    expected = [[2 / 1.5, 1.9, -1.0, 0.5], [2.0, 1.9, -1.0, 0.5], [2 - 0.5 - 0.5, 1.9 - 0.5 - 0.25, -1.0, 0.5]]
+    assert torch.allclose(seen, torch.tensor(expected))
+
+
+def test_a_repetition_penalty_makes_negative_logits_smaller() -> None:
+    logits = torch.tensor([[-1.0, -1.2, -4.0]])
+    p = penalties([0], [0], [1], [1.3], [0], [0])
+    assert Sampler(3, CPU).sample(logits, columns(1, temperature=0.0, penalties=p)).tolist() == [1]
+    assert logits[0, 0].item() == pytest.approx(-1.3)
+
+
+def test_biases_come_after_penalties_and_before_what_is_forbidden() -> None:
+    logits = torch.tensor([[2.0, 1.0, 0.0]]).repeat(2, 1)
+    b = Biases(np.array([0, 1, 1]), np.array([2, 2, 0]), np.array([100, 100, -3], np.float32))
+    p = penalties([0], [2], [1], [2], [0], [0])
+    barred = [None, np.array([2])]
+    asks = columns(2, temperature=0.0, biases=b, penalties=p, forbidden=barred)
+    assert Sampler(3, CPU).sample(logits, asks).tolist() == [2, 1]
+    assert logits[0, 2].item() == 100
+
+
+def test_a_mask_allows_some_ids_in_its_row() -> None:
+    logits = torch.randn(3, 70)
+    words = np.zeros(3, np.uint32)
+    for token in (1, 33, 69):
+        words[token // 32] |= np.uint32(1 << (token % 32))
+    asks = columns(3, temperature=[0, 0, 1], allowed=[None, words, words], seed=np.arange(3))
+    tokens = Sampler(70, CPU).sample(logits.clone(), asks).tolist()
+    assert tokens[0] == logits[0].argmax().item()
+    assert tokens[1] == max((1, 33, 69), key=lambda i: logits[1, i].item())
+    assert tokens[2] in (1, 33, 69)
+    nothing = columns(1, allowed=[np.zeros(3, np.uint32)])
+    assert Sampler(70, CPU).sample(logits[:1].clone(), nothing).tolist() == [BAD_LOGITS]
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])

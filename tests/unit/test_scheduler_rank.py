@@ -21,8 +21,11 @@ from servekit.messages.requests import (
     TokenizedEmbeddingReqInput,
     TokenizedGenerateReqInput,
 )
+from servekit.scheduler.embedding import EmbeddingConfig
 from servekit.scheduler.rank import TorchRank
 from servekit.scheduler.scheduler import SchedulerConfig
+
+from tests.unit.test_embedding_scheduler import Sums, text
 
 
 class FakeLink:
@@ -143,6 +146,22 @@ def test_an_embedding_is_refused_with_its_own_kind_of_row() -> None:
     batch = link.sent[0][0]
     assert isinstance(batch, BatchEmbeddingOutput)
     assert (batch.rids, batch.finished_reasons[0].type, batch.finished_reasons[0].status) == ([6], "error", 400)
+
+
+def test_an_embedding_model_embeds_and_refuses_to_generate() -> None:
+    deliveries = [
+        [(Envelope(Kind.EMBEDDING, rid, dispatch=rid), text(rid, [rid, 3])) for rid in (1, 2)],
+        [generate(3)],
+    ]
+    link = FakeLink(deliveries)
+    config = EmbeddingConfig(4, 50, 32, 16, 50, size=3, normalized=True)
+    TorchRank(Sums(), config, rank=1, epoch=3).run(link, link.stop.is_set)  # type: ignore[arg-type]
+    (batch, load), (refusal, _), *_ = link.sent
+    assert isinstance(batch, BatchEmbeddingOutput) and isinstance(batch.embeddings, list)
+    assert (batch.rids, [len(vector) for vector in batch.embeddings]) == ([1, 2], [12, 12])
+    assert load == Load(pool_tokens=64)
+    assert isinstance(refusal, BatchTokenIDOutput)
+    assert (refusal.rids, refusal.finished_reasons[0].status) == ([3], 400)
 
 
 def test_state_shows_what_is_held() -> None:

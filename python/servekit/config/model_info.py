@@ -37,6 +37,7 @@ _SAMPLING_RANGES: dict[str, tuple[float, float]] = {
     "top_p": (1e-9, 1),
     "top_k": (-1, 1 << 30),
     "min_p": (0, 1),
+    "repetition_penalty": (0.01, 100),
 }
 _LENGTH_KEYS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length")
 
@@ -62,7 +63,7 @@ class ModelInfo(msgspec.Struct, kw_only=True, frozen=True):
         add_bos: a plain-text prompt gets `bos_id` in front, the tokenizer does not do it; after a template
             only if the template did not write it.
         end_ids: every id that ends an answer, sorted.
-        default_sampling: temperature, top_p, top_k and min_p, those that the model's makers name.
+        default_sampling: temperature, top_p, top_k, min_p, repetition_penalty: those that the model's makers name.
     """
 
     path: str
@@ -137,7 +138,9 @@ def read_weights_info(folder: Path) -> WeightsInfo:
     # A model that also sees or hears keeps its language part one level down.
     config = {**text_config, **config} if isinstance(text_config, dict) else config
     generation = read_json(folder / "generation_config.json")
-    lengths = (_count(config.get(key)) for key in _LENGTH_KEYS)
+    # An embedding model may have been trained on shorter texts than its positions allow.
+    text_length = read_json(folder / "sentence_bert_config.json").get("max_seq_length")
+    lengths = (_count(length) for length in (text_length, *(config.get(key) for key in _LENGTH_KEYS)))
     length = next((length for length in lengths if length is not None), None)
     vocab_size = _count(config.get("vocab_size"))
     if vocab_size is None:
@@ -205,9 +208,10 @@ def end_of_turn_ids(special: dict[str, int]) -> frozenset[int]:
 
 
 def read_default_sampling(generation: dict[str, Any]) -> dict[str, float]:
-    """What generation_config.json proposes, without values that can't be; {} if it asks for greedy decoding."""
-    if generation.get("do_sample") is False:
-        return {}
+    """What generation_config.json proposes, without values that can't be.
+
+    Where it asks for greedy decoding its temperature and the like mean nothing; a penalty does.
+    """
     found: dict[str, float] = {}
     for name, (low, high) in _SAMPLING_RANGES.items():
         value = generation.get(name)
@@ -218,9 +222,8 @@ def read_default_sampling(generation: dict[str, Any]) -> dict[str, float]:
             logger.warning("generation_config.json: %s %r is ignored", name, value)
             continue
         found[name] = value
-    if generation.get("repetition_penalty", 1) not in (None, 1):
-        # Answers differ from those the makers had in mind, so the operator should know.
-        logger.warning("generation_config.json: repetition_penalty is not supported and not applied")
+    if generation.get("do_sample") is False:
+        found = {name: value for name, value in found.items() if name == "repetition_penalty"}
     if found.get("top_k") == 0:
         found["top_k"] = -1
     return found

@@ -18,8 +18,40 @@ BAD_LOGITS = -2
 
 
 @dataclass(slots=True, frozen=True)
+class Penalties:
+    """What lowers the logits of tokens that were seen; one entry for each distinct token of each row that asks.
+
+    Attributes:
+        rows: index of the sampled row.
+        ids: the token; a row has each at most once.
+        counts: how often it was generated; 0 for a token that only the prompt has.
+        repetition: divides a positive logit and multiplies a negative one.
+        presence: is subtracted from the logit of a token that was generated.
+        frequency: is subtracted from it for each time.
+    """
+
+    rows: Ints
+    ids: Ints
+    counts: Ints
+    repetition: Floats
+    presence: Floats
+    frequency: Floats
+
+
+@dataclass(slots=True, frozen=True)
+class Biases:
+    """What is added to logits: sampled row, token and value of each entry."""
+
+    rows: Ints
+    ids: Ints
+    values: Floats
+
+
+@dataclass(slots=True, frozen=True)
 class SamplingColumns:
     """How the sampled rows of a plan are drawn; every column has one entry per sampled row.
+
+    Penalties change the logits first, then biases, then what is not allowed is taken out, then comes the temperature.
 
     Attributes:
         temperature: 0 is greedy.
@@ -28,6 +60,9 @@ class SamplingColumns:
         seed: u64.
         position: index in its sequence of the token that is drawn; with the seed it determines the draw.
         forbidden: per row the ids that must not be drawn, or None; the whole column is None where no row has any.
+        penalties, biases: for the rows that ask, None where no row does.
+        allowed: per row a mask of what may be drawn, or None: u32 words, token i is bit i % 32 of word i // 32, which
+            is how grammar libraries make them; the whole column is None where no row has any.
     """
 
     temperature: Floats
@@ -37,6 +72,28 @@ class SamplingColumns:
     seed: npt.NDArray[np.uint64]
     position: Ints
     forbidden: list[Ints | None] | None = None
+    penalties: Penalties | None = None
+    biases: Biases | None = None
+    allowed: list[npt.NDArray[np.uint32] | None] | None = None
+
+
+@dataclass(slots=True, frozen=True)
+class LogprobColumns:
+    """Whose logprobs are wanted; every column has one entry for each such place.
+
+    They are the logarithm of the softmax of the logits as the model made them, before anything changes these.
+
+    Attributes:
+        at: where the logits are: index of a sampled row, or, for prompts, of a token of the step.
+        top: how many of the likeliest tokens are wanted.
+        ids: tokens whose logprobs are wanted whatever is drawn, per place, or None.
+        targets: for prompts the token that follows; None stands for the drawn tokens.
+    """
+
+    at: Ints
+    top: Ints
+    ids: list[Ints | None] | None = None
+    targets: Ints | None = None
 
 
 @dataclass(slots=True, frozen=True)
@@ -51,6 +108,8 @@ class Plan:
         tables: [rows, width] page numbers in order; unused entries are 0, the padding page.
         sampled: indices of the rows that get a token: those whose known tokens end with this step.
         sampling: columns for the sampled rows.
+        logprobs: sampled rows whose logprobs are wanted, or None.
+        prompt_logprobs: tokens of prompts for which those of the next token are wanted, or None.
     """
 
     step: int
@@ -60,6 +119,38 @@ class Plan:
     tables: Ints
     sampled: Ints
     sampling: SamplingColumns
+    logprobs: LogprobColumns | None = None
+    prompt_logprobs: LogprobColumns | None = None
+
+
+@dataclass(slots=True, frozen=True)
+class Logprobs:
+    """Answer to `LogprobColumns`, one entry a place.
+
+    Attributes:
+        chosen: of the drawn token, or of the target.
+        top_values, top_ids: [places, widest `top`], likeliest first; a place reads as many as it asked for.
+        given: of the ids that a place named, None where no place did.
+    """
+
+    chosen: Floats
+    top_values: Floats
+    top_ids: Ints
+    given: list[Floats] | None = None
+
+
+@dataclass(slots=True, frozen=True)
+class StepResult:
+    """What a step brought.
+
+    Attributes:
+        tokens: [rows, k] new tokens, `NO_TOKEN` where there is none, `BAD_LOGITS` for a failed row.
+        logprobs, prompt_logprobs: what the plan asked for.
+    """
+
+    tokens: Ints
+    logprobs: Logprobs | None = None
+    prompt_logprobs: Logprobs | None = None
 
 
 class ModelRunner(Protocol):
@@ -74,5 +165,5 @@ class ModelRunner(Protocol):
     def launch(self, plan: Plan) -> Any:
         """Start a step and return its handle. The plan's arrays must not change afterwards."""
 
-    def collect(self, handle: Any) -> Ints:
-        """Wait for a step: [rows, k] new tokens, `NO_TOKEN` where there is none, `BAD_LOGITS` for a failed row."""
+    def collect(self, handle: Any) -> StepResult:
+        """Wait for a step."""

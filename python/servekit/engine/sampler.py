@@ -8,12 +8,13 @@ earlier steps or on the rank, and a small change of the logits seldom changes it
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from servekit.engine.plan import BAD_LOGITS, SamplingColumns
+from servekit.engine.plan import BAD_LOGITS, Ints, SamplingColumns
 from servekit.engine.randomness import draw_keys
 
 GREEDY_BELOW = 1e-5
@@ -41,9 +42,7 @@ class Sampler:
         Returns:
             [rows] int64 tokens, `BAD_LOGITS` for a row that is not finite.
         """
-        for row, ids in enumerate(columns.forbidden or ()):
-            if ids is not None:
-                logits[row, torch.from_numpy(ids).to(self._device)] = -math.inf
+        self._adjust(logits, columns)
         top, tokens = logits.max(-1)
         drawn = np.flatnonzero(columns.temperature >= GREEDY_BELOW)
         if len(drawn):
@@ -55,8 +54,30 @@ class Sampler:
             tokens[index] = self._draw(scaled, draw_keys(columns.seed[drawn], columns.position[drawn]))
         return torch.where(torch.isfinite(top), tokens, BAD_LOGITS)
 
-    def _column(self, values: npt.NDArray[np.float32]) -> torch.Tensor:
+    def _adjust(self, logits: torch.Tensor, columns: SamplingColumns) -> None:
+        """Apply what changes single logits, in the rows that have any of it."""
+        if (p := columns.penalties) is not None:
+            at = (self._index(p.rows), self._index(p.ids))
+            values, counts = logits[at], self._column(p.counts)
+            repetition = self._column(p.repetition)
+            values = torch.where(values > 0, values / repetition, values * repetition)
+            values -= self._column(p.frequency) * counts + self._column(p.presence) * (counts > 0)
+            logits[at] = values
+        if (b := columns.biases) is not None:
+            logits[self._index(b.rows), self._index(b.ids)] += self._column(b.values)
+        for row, ids in enumerate(columns.forbidden or ()):
+            if ids is not None:
+                logits[row, self._index(ids)] = -math.inf
+        for row, mask in enumerate(columns.allowed or ()):
+            if mask is not None:
+                bits = np.unpackbits(mask.astype("<u4").view(np.uint8), bitorder="little")[: logits.shape[-1]]
+                logits[row].masked_fill_(torch.from_numpy(bits == 0).to(self._device), -math.inf)
+
+    def _column(self, values: npt.NDArray[Any]) -> torch.Tensor:
         return torch.from_numpy(values.astype(np.float32)).to(self._device)
+
+    def _index(self, values: Ints) -> torch.Tensor:
+        return torch.from_numpy(values).to(self._device)
 
     def _filter(self, scaled: torch.Tensor, columns: SamplingColumns, drawn: npt.NDArray[np.intp]) -> None:
         """Put -inf in place of what top_k, top_p and min_p exclude; equal logits stay or go together."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +13,17 @@ import numpy as np
 import torch
 
 from servekit.engine.attention import TorchAttention
+from servekit.engine.device import DeviceError, choose_device, choose_dtype, share_threads
 from servekit.engine.kv_cache import KvPool
 from servekit.engine.linear import DenseLinear, LinearFactory, choose_linear
-from servekit.engine.plan import NO_TOKEN, Ints, Plan, SamplingColumns
+from servekit.engine.logprobs import DeviceLogprobs, read_logprobs, read_prompt_logprobs
+from servekit.engine.plan import NO_TOKEN, Ints, Plan, SamplingColumns, StepResult
 from servekit.engine.sampler import Sampler
 from servekit.models.llama import Llama, LlamaConfig
 from servekit.models.registry import load_model, read_config
 
 logger = logging.getLogger(__name__)
 
-_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 _CPU_CONTEXTS = 8
 _CPU_POOL_BYTES = 2 << 30
 _CUDA_SHARE = 0.85
@@ -30,12 +31,15 @@ _CUDA_SHARE = 0.85
 _CUDA_ACTIVATION_BYTES = 1 << 30
 
 
-Handle = tuple[int, Ints, "torch.Tensor | None"]
-"""A launched step: how many rows, which of them are sampled, their tokens on the device."""
+@dataclass(slots=True, frozen=True)
+class Handle:
+    """A launched step: how many rows, which of them are sampled, and what the device makes of them."""
 
-
-class DeviceError(ValueError):
-    """A device or dtype that this machine can't give. One line for the operator."""
+    rows: int
+    sampled: Ints
+    tokens: torch.Tensor | None
+    logprobs: DeviceLogprobs | None
+    prompt_logprobs: DeviceLogprobs | None
 
 
 class TorchRunner:
@@ -57,17 +61,31 @@ class TorchRunner:
             positions = self._attention.begin(plan)
             last = np.cumsum(plan.counts)[plan.sampled] - 1
             ids = torch.from_numpy(plan.ids).to(self._device)
-            logits = self._model(ids, positions, torch.from_numpy(last).to(self._device), self._attention)
-            tokens = self._sampler.sample(logits, plan.sampling) if len(plan.sampled) else None
-        return len(plan.counts), plan.sampled, tokens
+            states = self._model.states(ids, positions, self._attention)
+            tokens = logprobs = prompt_logprobs = None
+            if len(plan.sampled):
+                logits = self._model.logits(states[torch.from_numpy(last).to(self._device)])
+                tokens, logprobs = self._sample(logits, plan)
+            if plan.prompt_logprobs is not None:
+                prompt_logprobs = read_prompt_logprobs(self._model.logits, states, plan.prompt_logprobs)
+        return Handle(len(plan.counts), plan.sampled, tokens, logprobs, prompt_logprobs)
 
-    def collect(self, handle: Handle) -> Ints:
-        """Tokens of a launched step, [rows, 1]."""
-        rows, sampled, tokens = handle
-        out = np.full((rows, 1), NO_TOKEN, np.int64)
-        if tokens is not None:
-            out[sampled, 0] = tokens.cpu().numpy()
-        return out
+    def _sample(self, logits: torch.Tensor, plan: Plan) -> tuple[torch.Tensor, DeviceLogprobs | None]:
+        if plan.logprobs is None:
+            return self._sampler.sample(logits, plan.sampling), None
+        at = torch.from_numpy(plan.logprobs.at).to(self._device)
+        # A copy: the sampler changes the logits in place.
+        untouched = logits[at]
+        tokens = self._sampler.sample(logits, plan.sampling)
+        return tokens, read_logprobs(untouched, tokens[at], plan.logprobs)
+
+    def collect(self, handle: Handle) -> StepResult:
+        """Tokens of a launched step, [rows, 1], and the logprobs that were asked for."""
+        out = np.full((handle.rows, 1), NO_TOKEN, np.int64)
+        if handle.tokens is not None:
+            out[handle.sampled, 0] = handle.tokens.cpu().numpy()
+        found = [h if h is None else h.fetch() for h in (handle.logprobs, handle.prompt_logprobs)]
+        return StepResult(out, *found)
 
 
 def load_torch_runner(
@@ -100,11 +118,10 @@ def load_torch_runner(
         DeviceError: there is no such device, or too little memory on it.
     """
     began = time.monotonic()
-    where = _device(device, rank)
-    if where.type == "cpu":
-        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // ranks))
+    where = choose_device(device, rank)
+    share_threads(where, ranks)
     config = read_config(path)
-    kind = _dtype(dtype, where)
+    kind = choose_dtype(dtype, where)
     name: str = "torch"
     linear: LinearFactory = DenseLinear
     if where.type == "cpu" and kind == torch.float32:
@@ -145,26 +162,6 @@ def _warm_up(runner: TorchRunner) -> None:
     columns = SamplingColumns(off, ones, zero, off, zero.astype(np.uint64), zero)
     for start in range(2):
         runner.collect(runner.launch(Plan(0, zero, zero + start, one, one[None], zero, columns)))
-
-
-def _device(name: str, rank: int) -> torch.device:
-    available = torch.cuda.is_available()
-    if name == "cuda" and not available:
-        raise DeviceError("--device cuda: torch sees no CUDA device")
-    if name == "cpu" or not available:
-        return torch.device("cpu")
-    device = torch.device("cuda", rank % torch.cuda.device_count())
-    torch.cuda.set_device(device)
-    return device
-
-
-def _dtype(name: str, device: torch.device) -> torch.dtype:
-    if name == "auto":
-        return torch.float32 if device.type == "cpu" else torch.bfloat16
-    if name == "float32" and device.type == "cuda":
-        # Plain float32 is what was asked for, not the shorter format of tensor cores.
-        torch.backends.cuda.matmul.allow_tf32 = False
-    return _DTYPES[name]
 
 
 def _pool_tokens(

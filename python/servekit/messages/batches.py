@@ -2,6 +2,12 @@
 
 Absent columns are null. `columns.py` says of each column how it is split by row; token ids are little-endian u32,
 logprobs little-endian f32, one `bytes` a row.
+
+Logprobs are of the logits as the model made them; `_val` and `_idx` columns have the same shape. `input_` columns tell
+of the prompt from `logprob_start_len` on and come once, in the row with the first token; `output_` columns have one
+item for each id of the row. `token_logprobs` is one `bytes` a row, with NaN for the first token of a prompt.
+`top_logprobs` (likeliest first) and `token_ids_logprobs` are one list a row with one `bytes` a token, empty for that
+first token.
 """
 
 from __future__ import annotations

@@ -46,6 +46,13 @@ class TokenizedGenerateReqInput(msgspec.Struct, array_like=True, tag=True):
 
     `data_parallel_rank`, `priority`, `bootstrap_room` and `cache_salt` are copies for the scheduler: the envelope
     decides. `received_at` is Unix time in seconds. Stop strings are not here: the detokenizer matches them.
+
+    Attributes:
+        return_logprob: send logprobs of the drawn tokens, of the `top_logprobs_num` likeliest and of the ids in
+            `token_ids_logprob`.
+        logprob_start_len: first token of the prompt whose logprob is wanted too, -1 for none.
+        resume_output_ids: little-endian u32: tokens that were generated and sent before; the request goes on behind
+            them. On the wire they may also be the message's first attachment, which wins.
     """
 
     rid: int
@@ -65,6 +72,7 @@ class TokenizedGenerateReqInput(msgspec.Struct, array_like=True, tag=True):
     lora_id: str | None = None
     session_id: str | None = None
     received_at: float = 0.0
+    resume_output_ids: bytes = b""
 
 
 class TokenizedEmbeddingReqInput(msgspec.Struct, array_like=True, tag=True):

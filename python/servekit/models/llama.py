@@ -11,9 +11,10 @@ import torch.nn.functional as F
 from torch import nn
 
 from servekit.engine.attention import Attention
-from servekit.engine.linear import Linear, LinearFactory
+from servekit.engine.linear import LinearFactory
 from servekit.models.gguf_file import GgufFile
 from servekit.models.layers import RMSNorm, Rope, RopeScaling, rope_frequencies, rotate_
+from servekit.models.tensor_loader import TensorLoader
 from servekit.models.weights import WeightError, Weights
 
 
@@ -150,7 +151,7 @@ def map_gguf(file: GgufFile) -> tuple[dict[str, str], dict[str, int]]:
 class LlamaLayer(nn.Module):  # type: ignore[misc]
     """Attention and gated feed-forward network, each behind a norm and added to what came in."""
 
-    def __init__(self, config: LlamaConfig, index: int, load: _Loader) -> None:
+    def __init__(self, config: LlamaConfig, index: int, load: TensorLoader) -> None:
         super().__init__()
         self._config = config
         self._index = index
@@ -197,7 +198,8 @@ class Llama(nn.Module):  # type: ignore[misc]
     ) -> None:
         super().__init__()
         self.config = config
-        load = _Loader(config, weights, linear, dtype, device, progress)
+        shapes = dict(expected_shapes(config))
+        load = TensorLoader(weights, shapes, linear, dtype, device, progress, absent=int(config.tied))
         self.embedding = load.tensor("model.embed_tokens.weight")
         divisors = weights.get(_ROPE_DIVISORS) if _ROPE_DIVISORS in weights.names else None
         try:
@@ -222,11 +224,19 @@ class Llama(nn.Module):  # type: ignore[misc]
         Returns:
             [sampled, vocabulary] float32.
         """
+        return self.logits(self.states(ids, positions, attention)[last])
+
+    def states(self, ids: torch.Tensor, positions: torch.Tensor, attention: Attention) -> torch.Tensor:
+        """A step's tokens behind the last layer, [tokens, hidden]; arguments as of `forward`."""
         x = F.embedding(ids, self.embedding)
         rope = self.rope.table(positions)
         for layer in self.layers:
             x = layer(x, rope, attention)
-        logits: torch.Tensor = self.head(self.norm(x[last])).float()
+        return x
+
+    def logits(self, states: torch.Tensor) -> torch.Tensor:
+        """Logits of some states, [n, vocabulary] float32."""
+        logits: torch.Tensor = self.head(self.norm(states)).float()
         return logits
 
     @staticmethod
@@ -257,47 +267,3 @@ def expected_shapes(config: LlamaConfig) -> Iterator[tuple[str, tuple[int, ...]]
         yield at + "mlp.gate_proj.weight", (config.intermediate, config.hidden)
         yield at + "mlp.up_proj.weight", (config.intermediate, config.hidden)
         yield at + "mlp.down_proj.weight", (config.hidden, config.intermediate)
-
-
-class _Loader:
-    """Reads tensors, checks their shapes and counts them for the progress bar."""
-
-    def __init__(
-        self,
-        config: LlamaConfig,
-        weights: Weights,
-        linear: LinearFactory,
-        dtype: torch.dtype,
-        device: torch.device,
-        progress: Callable[[int, int], None],
-    ) -> None:
-        self._weights, self._linear, self._progress = weights, linear, progress
-        self._dtype, self._device = dtype, device
-        self._shapes = dict(expected_shapes(config))
-        self._done = 0
-        self._total = len(self._shapes) - (1 if config.tied else 0)
-
-    def tensor(self, name: str) -> torch.Tensor:
-        tensor = self._weights.get(name)
-        if tuple(tensor.shape) != self._shapes[name]:
-            raise WeightError(f"tensor {name!r} has the shape {tuple(tensor.shape)}, expected {self._shapes[name]}")
-        self._done += 1
-        self._progress(self._done, self._total)
-        return tensor.to(self._device, self._dtype)
-
-    def linear(self, *names: str) -> Linear:
-        """One layer over the outputs of all, one after the other."""
-        tensors = [self.tensor(f"{name}.weight") for name in names]
-        weight = torch.cat(tensors) if len(tensors) > 1 else tensors[0]
-        biased = [f"{name}.bias" in self._weights.names for name in names]
-        bias = None
-        if any(biased):
-            bias = torch.cat(
-                [
-                    self._weights.get(f"{name}.bias").to(self._device, self._dtype)
-                    if has
-                    else torch.zeros(tensor.shape[0], device=self._device, dtype=self._dtype)
-                    for name, has, tensor in zip(names, biased, tensors, strict=True)
-                ]
-            )
-        return self._linear(weight, bias)

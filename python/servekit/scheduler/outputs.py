@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
 from servekit.engine.plan import Ints
 from servekit.messages.batches import BatchTokenIDOutput, FinishReason
+from servekit.scheduler.logprobs import Columns
 
 
 class Outputs:
@@ -22,6 +25,7 @@ class Outputs:
         self._completion: list[int] = []
         self._retractions: list[int] = []
         self._ids: list[bytes] = []
+        self._extra: dict[str, dict[int, Any]] = {}
 
     def step(
         self,
@@ -31,8 +35,17 @@ class Outputs:
         completion: Ints,
         retractions: Ints,
         reasons: list[FinishReason | None] | None,
+        extra: dict[int, Columns],
     ) -> None:
-        """Add one new token for each of some requests; all arguments are columns over them."""
+        """Add one new token for each of some requests; all arguments are columns over them.
+
+        Args:
+            extra: further columns of single requests, by their index among these.
+        """
+        first = len(self._rids)
+        for row, columns in extra.items():
+            for name, value in columns.items():
+                self._extra.setdefault(name, {})[first + row] = value
         raw = new.astype("<u4").tobytes()
         self._rids += rids.tolist()
         self._reasons += reasons if reasons is not None else [None] * len(new)
@@ -62,5 +75,7 @@ class Outputs:
             retraction_counts=self._retractions if any(self._retractions) else None,
             decode_ids=self._ids,
         )
+        for name, rows in self._extra.items():
+            setattr(batch, name, [rows.get(row) for row in range(max(rows) + 1)])
         self._clear()
         return batch

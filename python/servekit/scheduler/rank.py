@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from servekit.engine.dummy_runner import DummyRunner
+from servekit.engine.embedding_plan import EmbeddingRunner
 from servekit.engine.plan import ModelRunner
 from servekit.messages.batches import BatchEmbeddingOutput, BatchTokenIDOutput, FinishReason
 from servekit.messages.envelope import Envelope, Kind, Load
 from servekit.messages.requests import ControlReply
+from servekit.scheduler.embedding import EmbeddingConfig, EmbeddingScheduler
 from servekit.scheduler.scheduler import Scheduler, SchedulerConfig
 
 if TYPE_CHECKING:
@@ -33,9 +35,17 @@ _DUMMY_CONTEXTS = 8
 class TorchRank:
     """A `Rank` that runs a scheduler over a model runner, one step at a time."""
 
-    def __init__(self, runner: ModelRunner, config: SchedulerConfig, *, rank: int, epoch: int) -> None:
-        self._runner = runner
-        self._scheduler = Scheduler(config)
+    def __init__(
+        self,
+        runner: ModelRunner | EmbeddingRunner,
+        config: SchedulerConfig | EmbeddingConfig,
+        *,
+        rank: int,
+        epoch: int,
+    ) -> None:
+        self._runner: Any = runner
+        self._embeds = isinstance(config, EmbeddingConfig)
+        self._scheduler: Any = EmbeddingScheduler(config) if isinstance(config, EmbeddingConfig) else Scheduler(config)
         self._identity = {"engine": "torch", "rank": rank, "epoch": epoch, "pid": os.getpid()}
         self._reported: tuple[Load, int] | None = None
         self.info: dict[str, Any] = {
@@ -44,8 +54,9 @@ class TorchRank:
             "kv_pool_tokens": self._scheduler.pool_tokens,
             "max_running_requests": config.max_running,
             "max_model_len": self._scheduler.max_tokens,
-            "page_size": config.page,
         }
+        if isinstance(config, SchedulerConfig):
+            self.info["page_size"] = config.page
 
     def run(self, link: RankLink, stopping: Callable[[], bool]) -> None:
         """Serve until `stopping()`: blocks while there is nothing to compute, and takes messages between steps."""
@@ -68,13 +79,11 @@ class TorchRank:
 
     def _take(self, link: RankLink, envelope: Envelope, body: Any) -> None:
         match envelope.kind:
-            case Kind.GENERATE:
-                if not self._scheduler.add(envelope.id, body):
+            case Kind.GENERATE | Kind.EMBEDDING:
+                if (envelope.kind == Kind.EMBEDDING) != self._embeds:
+                    link.send_batch(self._other_kind(envelope.id), None)
+                elif not self._scheduler.add(envelope.id, body):
                     logger.warning("request %d came twice, the second is ignored", envelope.id)
-            case Kind.EMBEDDING:
-                reason = FinishReason("error", message="this model generates text, it has no embeddings", status=400)
-                batch = BatchEmbeddingOutput(rids=[envelope.id], finished_reasons=[reason], embeddings=[b""])
-                link.send_batch(batch, None)
             case Kind.ABORT:
                 self._scheduler.abort(envelope.id, body.reason)
             case Kind.GET_STATE:
@@ -82,6 +91,14 @@ class TorchRank:
                 link.reply(envelope, ControlReply(True, data=data))
             case other:
                 link.reply(envelope, ControlReply(False, f"{other.name} is not supported by this engine"))
+
+    def _other_kind(self, rid: int) -> BatchTokenIDOutput | BatchEmbeddingOutput:
+        """The error row, of its own kind, for a request that this model can't serve."""
+        if self._embeds:
+            reason = FinishReason("error", message="this model makes embeddings, it generates no text", status=400)
+            return BatchTokenIDOutput(rids=[rid], finished_reasons=[reason], decode_ids=[b""])
+        reason = FinishReason("error", message="this model generates text, it has no embeddings", status=400)
+        return BatchEmbeddingOutput(rids=[rid], finished_reasons=[reason], embeddings=[b""])
 
     def _send(self, link: RankLink, report: bool = False) -> None:
         """Send the rows that are there; without any, and if asked to, a load that changed."""
@@ -91,7 +108,8 @@ class TorchRank:
         now = (self._scheduler.load(), link.last_dispatch)
         if batch is not None or now != self._reported:
             self._reported = now
-            link.send_batch(batch or BatchTokenIDOutput(rids=[]), now[0])
+            empty = BatchEmbeddingOutput(rids=[]) if self._embeds else BatchTokenIDOutput(rids=[])
+            link.send_batch(batch or empty, now[0])
 
 
 def create_torch_rank(ctx: ChildContext) -> TorchRank:
@@ -106,10 +124,14 @@ def create_torch_rank(ctx: ChildContext) -> TorchRank:
         vocab_size, pages, running = model.vocab_size, pool // args.page_size, MAX_RUNNING_CUDA
     else:
         # Imported here: the dummy runner works where torch is not installed.
-        from servekit.engine.torch_runner import DeviceError, load_torch_runner
+        from servekit.engine.device import DeviceError
+        from servekit.engine.torch_runner import load_torch_runner
+        from servekit.models.registry import embeds
         from servekit.models.weights import WeightError
 
         try:
+            if embeds(Path(model.path)):
+                return _create_embedding_rank(ctx)
             runner = load_torch_runner(
                 Path(model.path),
                 device=args.device,
@@ -146,3 +168,28 @@ def create_torch_rank(ctx: ChildContext) -> TorchRank:
     rank = TorchRank(runner, config, rank=ctx.index, epoch=ctx.epoch)
     rank.info["load_seconds"] = round(time.monotonic() - began, 2)
     return rank
+
+
+def _create_embedding_rank(ctx: ChildContext) -> TorchRank:
+    from servekit.engine.embedding_runner import load_embedding_runner
+
+    args, model = ctx.config.server_args, ctx.config.model_info
+    runner = load_embedding_runner(
+        Path(model.path),
+        device=args.device,
+        dtype=args.dtype,
+        ranks=args.data_parallel_size,
+        rank=ctx.index,
+        progress=lambda done, total: ctx.progress(done, total, "weights"),
+    )
+    running = args.max_running_requests or (MAX_RUNNING_CPU if runner.info["device"] == "cpu" else MAX_RUNNING_CUDA)
+    config = EmbeddingConfig(
+        max_running=running,
+        max_waiting=args.max_queued_requests + args.data_parallel_size * running,
+        max_prefill_tokens=args.max_prefill_tokens,
+        max_model_len=min(model.max_model_len, runner.info["context"]),
+        vocab_size=runner.info["vocab_size"],
+        size=runner.info["embedding_size"],
+        normalized=runner.info["normalized"],
+    )
+    return TorchRank(runner, config, rank=ctx.index, epoch=ctx.epoch)

@@ -7,14 +7,16 @@ a model runner computes it, `complete` takes in its tokens. Nothing here waits, 
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from servekit.engine.plan import BAD_LOGITS, Ints, Plan, SamplingColumns
+from servekit.engine.plan import BAD_LOGITS, Ints, Plan, StepResult
 from servekit.messages.batches import BatchTokenIDOutput, FinishReason
 from servekit.messages.envelope import Load
+from servekit.scheduler.columns import logprob_columns, prompt_logprob_columns, sampling_columns
+from servekit.scheduler.logprobs import Columns
 from servekit.scheduler.outputs import Outputs
 from servekit.scheduler.pages import PageAllocator
 from servekit.scheduler.request import Limits, Request, RequestError, make_request
@@ -50,11 +52,15 @@ class SchedulerConfig:
 
 @dataclass(slots=True, frozen=True)
 class Step:
-    """A plan, and to which slots its rows belong; serials tell whether they still do when its tokens arrive."""
+    """A plan, and to which slots its rows belong; serials tell whether they still do when its tokens arrive.
+
+    `prompts` are the rows that get logprobs of their prompt, and the places of these in the result.
+    """
 
     plan: Plan
     slots: Ints
     serials: Ints
+    prompts: list[tuple[int, range]]
 
 
 class Scheduler:
@@ -105,10 +111,22 @@ class Scheduler:
             self.refuse(rid, str(error), error.status)
             return True
         self._arrivals += 1
+        if (reason := self._over(request)) is not None:
+            self._outputs.close(rid, reason, request.prompt_tokens, len(request.tokens) - request.prompt_tokens, 0)
+            return True
         self._requests[rid] = request
         self._waiting.append(request)
         self._waiting_tokens += len(request.tokens)
         return True
+
+    def _over(self, request: Request) -> FinishReason | None:
+        """Why a resumed request has ended already, None if it has not."""
+        if len(request.tokens) == request.prompt_tokens:
+            return None
+        last = int(request.tokens[-1])
+        if last in request.stop_ids or (self._is_end[last] and not request.params.ignore_eos):
+            return FinishReason("stop", matched=last)
+        return FinishReason("length") if len(request.tokens) >= request.limit else None
 
     def refuse(self, rid: int, message: str, status: int) -> None:
         """Close a request that was never accepted."""
@@ -148,11 +166,25 @@ class Scheduler:
         width = -(-int((starts + counts).max()) // t.page)
         sampled = np.flatnonzero(starts + counts == t.known[slots])
         self._steps += 1
-        plan = Plan(self._steps, ids, starts, counts, t.pages[slots, :width], sampled, self._sampling(slots[sampled]))
-        return Step(plan, slots, t.serial[slots])
+        prompts, places = prompt_logprob_columns(
+            [(r, t.tokens[r.slot], int(t.computed[r.slot]), int(t.computed[r.slot]) + count) for r, count in pieces]
+        )
+        plan = Plan(
+            self._steps,
+            ids,
+            starts,
+            counts,
+            t.pages[slots, :width],
+            sampled,
+            sampling_columns(t, slots[sampled]),
+            logprob_columns(t, slots[sampled]),
+            # Tokens of prompts lie behind those of the decoding requests.
+            prompts and replace(prompts, at=prompts.at + decoded),
+        )
+        return Step(plan, slots, t.serial[slots], [(decoded + piece, there) for piece, there in places])
 
-    def complete(self, step: Step, tokens: Ints) -> None:
-        """Take in a step's tokens, [rows, 1] as its runner gives them.
+    def complete(self, step: Step, result: StepResult) -> None:
+        """Take in what a runner made of a step.
 
         Rows whose request ended since the step was planned are passed over.
         """
@@ -160,20 +192,40 @@ class Scheduler:
         live = t.serial[step.slots] == step.serials
         live &= t.used[step.slots]
         t.computed[step.slots[live]] += step.plan.counts[live]
+        if (found := result.prompt_logprobs) is not None:
+            for row, places in step.prompts:
+                if live[row] and (state := t.owner(int(step.slots[row])).logprobs) is not None:
+                    state.add(found, places)
         rows = step.plan.sampled[live[step.plan.sampled]]
-        slots, new = step.slots[rows], tokens[rows, 0]
+        slots, new = step.slots[rows], result.tokens[rows, 0]
         if len(self._prefilling):
             self._prefilling = [r for r in self._prefilling if t.computed[r.slot] < t.known[r.slot]]
         bad = new == BAD_LOGITS
         if bad.any():
             for slot in slots[bad].tolist():
                 reason = FinishReason("error", message="the model's output for this request is not finite", status=500)
-                self._close(self._owner(slot), reason)
+                self._close(t.owner(slot), reason)
             slots, new = slots[~bad], new[~bad]
         t.tokens[slots, t.known[slots]] = new
         t.known[slots] += 1
         t.decoding[slots] = True
-        self._emit(slots, new)
+        for i in np.flatnonzero(t.penalized[slots]).tolist():
+            if (seen := t.owner(int(slots[i])).seen) is not None:
+                seen.add(int(new[i]))
+        self._emit(slots, new, self._told(step, result, slots))
+
+    def _told(self, step: Step, result: StepResult, slots: Ints) -> dict[int, Columns]:
+        """Logprob columns of the slots that got a token, by index among them."""
+        t, plan, found = self._table, step.plan, result.logprobs
+        if plan.logprobs is None or found is None:
+            return {}
+        place_of = {slot: place for place, slot in enumerate(step.slots[plan.sampled[plan.logprobs.at]].tolist())}
+        told = {}
+        for i in np.flatnonzero(t.tells[slots]).tolist():
+            slot = int(slots[i])
+            if (state := t.owner(slot).logprobs) is not None:
+                told[i] = state.row(found, place_of[slot], t.tokens[slot, : t.known[slot]])
+        return told
 
     # What goes out
 
@@ -255,36 +307,22 @@ class Scheduler:
             self._waiting.popleft()
             self._waiting_tokens -= len(request.tokens)
             t.add(request, self._allocator.take(pages))
+            if request.logprobs is not None:
+                request.logprobs.restart()
             self._prefilling.append(request)
             count = min(len(request.tokens), self.config.chunked_prefill_size, budget)
             pieces.append((request, count))
             budget -= count
         return pieces
 
-    def _sampling(self, slots: Ints) -> SamplingColumns:
-        t = self._table
-        forbidden: list[Ints | None] | None = None
-        early = t.known[slots] < t.min_tokens[slots]
-        if early.any():
-            forbidden = [self._owner(s).barred if e else None for s, e in zip(slots.tolist(), early, strict=True)]
-        return SamplingColumns(
-            t.temperature[slots],
-            t.top_p[slots],
-            t.top_k[slots],
-            t.min_p[slots],
-            t.seed[slots],
-            t.known[slots],
-            forbidden,
-        )
-
-    def _emit(self, slots: Ints, new: Ints) -> None:
+    def _emit(self, slots: Ints, new: Ints, told: dict[int, Columns]) -> None:
         """Report new tokens, and close the requests that end with them."""
         if not len(slots):
             return
         t = self._table
         stopped = self._is_end[new] & ~t.ignores_end[slots]
         for i in np.flatnonzero(t.has_stops[slots]).tolist():
-            stopped[i] |= int(new[i]) in self._owner(int(slots[i])).stop_ids
+            stopped[i] |= int(new[i]) in self._table.owner(int(slots[i])).stop_ids
         ended = np.flatnonzero(stopped | (t.known[slots] >= t.limit[slots])).tolist()
         reasons: list[FinishReason | None] | None = None
         if ended:
@@ -292,10 +330,10 @@ class Scheduler:
             for i in ended:
                 reasons[i] = FinishReason("stop", matched=int(new[i])) if stopped[i] else FinishReason("length")
         self._outputs.step(
-            t.rid[slots], new, t.prompt[slots], t.known[slots] - t.prompt[slots], t.retractions[slots], reasons
+            t.rid[slots], new, t.prompt[slots], t.known[slots] - t.prompt[slots], t.retractions[slots], reasons, told
         )
         for i in ended:
-            self._release(self._owner(int(slots[i])))
+            self._release(self._table.owner(int(slots[i])))
 
     def _close(self, request: Request, reason: FinishReason) -> None:
         """End a request between its tokens: one finished row without ids."""
@@ -313,9 +351,3 @@ class Scheduler:
     def _release(self, request: Request) -> None:
         self._table.remove(request, self._allocator)
         del self._requests[request.rid]
-
-    def _owner(self, slot: int) -> Request:
-        request = self._table.owners[slot]
-        if request is None:
-            raise RuntimeError(f"slot {slot} has no request")
-        return request

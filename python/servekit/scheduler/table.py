@@ -22,6 +22,7 @@ class SlotTable:
         pages: [slots, pages of max_tokens] page numbers, 0 from `held` on.
         temperature, top_p, top_k, min_p, seed: how it is sampled.
         ignores_end, has_stops: the model's end tokens don't end it; it has stop ids of its own.
+        penalized, biased, tells: it has penalties, biases; its logprobs are wanted.
         retractions: how often its request lost its pages.
     """
 
@@ -33,6 +34,7 @@ class SlotTable:
         self.known, self.computed, self.held = (np.zeros(slots, np.int64) for _ in range(3))
         self.top_k, self.retractions = np.zeros(slots, np.int64), np.zeros(slots, np.int64)
         self.used, self.decoding, self.ignores_end, self.has_stops = (np.zeros(slots, np.bool_) for _ in range(4))
+        self.penalized, self.biased, self.tells = (np.zeros(slots, np.bool_) for _ in range(3))
         self.rid, self.seed = np.zeros(slots, np.uint64), np.zeros(slots, np.uint64)
         self.temperature, self.top_p, self.min_p = (np.zeros(slots, np.float32) for _ in range(3))
         # Not touched before it is used, so long contexts cost no memory by themselves.
@@ -48,6 +50,17 @@ class SlotTable:
     def running(self) -> int:
         """Slots in use."""
         return len(self.owners) - len(self._free)
+
+    def owner(self, slot: int) -> Request:
+        """The request in a slot.
+
+        Raises:
+            RuntimeError: there is none.
+        """
+        request = self.owners[slot]
+        if request is None:
+            raise RuntimeError(f"slot {slot} has no request")
+        return request
 
     def add(self, request: Request, pages: Ints) -> None:
         """Give a request a slot and pages for all its known tokens."""
@@ -65,6 +78,8 @@ class SlotTable:
         self.temperature[slot], self.top_p[slot], self.min_p[slot] = p.temperature, p.top_p, p.min_p
         self.top_k[slot], self.seed[slot] = max(p.top_k, 0), request.seed
         self.ignores_end[slot], self.has_stops[slot] = p.ignore_eos, bool(request.stop_ids)
+        self.penalized[slot], self.biased[slot] = request.seen is not None, request.biases is not None
+        self.tells[slot] = request.logprobs is not None
         self.retractions[slot] = request.retractions
 
     def remove(self, request: Request, allocator: PageAllocator) -> None:

@@ -258,6 +258,7 @@ def sampling_params(
         seed=seed,
         stop_token_ids=options.stop_token_ids or [],
         ignore_eos=bool(options.ignore_eos),
+        repetition_penalty=_either(options.repetition_penalty, defaults.get("repetition_penalty"), 1.0),
     )
 
 

@@ -168,7 +168,10 @@ class RankLink:
             self._drop(envelope.kind.name, f"dropped a message of kind {envelope.kind.name}, which no rank handles")
             return None
         try:
-            body = decoder.decode(frames[1])
+            body: Any = decoder.decode(frames[1])
+            if envelope.kind == Kind.GENERATE and len(frames) > 2:
+                # The router adds it when it sends a request again, without opening the body.
+                body.resume_output_ids = frames[2]
             _check(envelope, body)
         except (msgspec.DecodeError, IndexError, ValueError) as error:
             self._drop(envelope.kind.name, f"a {envelope.kind.name} message has a malformed body: {error}")

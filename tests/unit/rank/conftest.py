@@ -45,11 +45,12 @@ class Control:
         self._pull.bind(self.ports.address("egress.ipc"))
         self._seq, self._dispatch = itertools.count(1), itertools.count(1)
 
-    def send(self, envelope: Envelope, body: Any = None, raw: bytes | None = None) -> None:
+    def send(self, envelope: Envelope, body: Any = None, raw: bytes | None = None, *attachments: bytes) -> None:
         envelope.sender_epoch = envelope.sender_epoch or CONTROL_EPOCH
         envelope.receiver_epoch = envelope.receiver_epoch or RANK_EPOCH
         envelope.seq = next(self._seq)
-        self._push.send_multipart([encode_envelope(envelope), msgspec.msgpack.encode(body) if raw is None else raw])
+        packed = msgspec.msgpack.encode(body) if raw is None else raw
+        self._push.send_multipart([encode_envelope(envelope), packed, *attachments])
 
     def send_frames(self, *frames: bytes) -> None:
         self._push.send_multipart(frames)

@@ -56,6 +56,17 @@ def test_requests_come_decoded_and_in_order(control, link):
     assert link.last_dispatch == 3
 
 
+def test_tokens_to_resume_behind_come_as_an_attachment(control, link):
+    ids = b"\7\0\0\0\x09\0\0\0"
+    for rid, attachments in ((5, ()), (6, (ids,))):
+        body = r.TokenizedGenerateReqInput(rid, b"\1\0\0\0", r.SamplingParams(4))
+        control.send(Envelope(Kind.GENERATE, rid), body, None, *attachments)
+    got = []
+    while len(got) < 2:
+        got += link.receive(5)
+    assert [body.resume_output_ids for _, body in got] == [b"", ids]
+
+
 def test_a_batch_tells_rank_epochs_load_and_dispatch(control, link):
     greeted(control)
     control.generate(5)

@@ -3,7 +3,7 @@
 use super::column::{Carry, Column, ColumnKind, column};
 
 /// Hash of all message definitions, as HELLO carries it.
-pub const SCHEMA: u64 = 0xdcfc_bce6_7925_1065;
+pub const SCHEMA: u64 = 0x3bc3_6073_8d64_095d;
 
 /// `BatchTokenIDOutput`.
 pub mod batch_token_id {
