@@ -174,7 +174,7 @@ impl Blocks for Q4_0 {
     #[inline(always)]
     unsafe fn part<S: Isa>(block: *const u8, _part: usize) -> Lanes<S> {
         let d = S::half(block);
-        packed_nibbles::<S>(S::table(d, -8.0 * d), block.add(2))
+        packed_nibbles::<S>(S::table(S::splat(d), S::splat(-8.0 * d)), block.add(2))
     }
 }
 
@@ -184,7 +184,8 @@ impl Blocks for Q4_1 {
 
     #[inline(always)]
     unsafe fn part<S: Isa>(block: *const u8, _part: usize) -> Lanes<S> {
-        packed_nibbles::<S>(S::table(S::half(block), S::half(block.add(2))), block.add(4))
+        let (d, m) = S::pair(block);
+        packed_nibbles::<S>(S::table(d, m), block.add(4))
     }
 }
 
@@ -214,8 +215,8 @@ impl Blocks for Q4K {
         } else {
             ((at(part + 4) & 15) | (at(part - 4) >> 6) << 4, (at(part + 4) >> 4) | (at(part) >> 6) << 4)
         };
-        let (d, m) = (S::half(block) * f32::from(scale), S::half(block.add(2)) * f32::from(offset));
-        let table = S::table(d, -m);
+        let (d, m) = S::pair(block);
+        let table = S::table(S::mul(d, S::splat(f32::from(scale))), S::mul(m, S::splat(-f32::from(offset))));
         let from = block.add(16 + part / 2 * 32);
         lanes::<S>(|i| S::nibbles(table, from.add(i), part % 2 == 1))
     }

@@ -5,6 +5,7 @@ mod detok;
 mod dispatch;
 mod errors;
 mod fanout;
+mod kernels;
 mod plane;
 mod process;
 mod report;
@@ -38,6 +39,8 @@ mod _core {
     };
     #[pymodule_export]
     use crate::fanout::SocketMapping;
+    #[pymodule_export]
+    use crate::kernels::{KernelPool, PagedAttention, StoredMatrix};
     #[pymodule_export]
     use crate::plane::ControlPlane;
     #[pymodule_export]

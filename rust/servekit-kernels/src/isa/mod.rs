@@ -43,14 +43,16 @@ pub(crate) trait Isa: Copy {
 
     /// A float16.
     unsafe fn half(from: *const u8) -> f32;
+    /// Two float16s, each in all lanes.
+    unsafe fn pair(from: *const u8) -> (Self::V, Self::V);
     /// `LANES` float16s.
     unsafe fn halves(from: *const u8) -> Self::V;
     /// `LANES` bfloat16s.
     unsafe fn bfloats(from: *const u8) -> Self::V;
     /// `LANES` signed bytes.
     unsafe fn bytes(from: *const u8) -> Self::V;
-    /// q * d + m for q of 0 to 15.
-    unsafe fn table(d: f32, m: f32) -> Self::Table;
+    /// q * d + m for q of 0 to 15; both arguments have equal lanes.
+    unsafe fn table(d: Self::V, m: Self::V) -> Self::Table;
     /// The table's values for the lower or upper halves of `LANES` bytes.
     unsafe fn nibbles(table: Self::Table, from: *const u8, upper: bool) -> Self::V;
     /// Numbers -32 to 31 of six bits: half of each byte of `low`, and two bits from `shift` on of each of `top`.

@@ -38,7 +38,7 @@ fn nibble(byte: u8, upper: bool) -> u8 {
 
 impl Isa for Portable {
     type V = V;
-    type Table = (f32, f32);
+    type Table = (V, V);
     const LANES: usize = 8;
     const TILE: usize = 2;
 
@@ -124,6 +124,11 @@ impl Isa for Portable {
     }
 
     #[inline(always)]
+    unsafe fn pair(from: *const u8) -> (V, V) {
+        ([half(word(from, 0)); 8], [half(word(from, 1)); 8])
+    }
+
+    #[inline(always)]
     unsafe fn halves(from: *const u8) -> V {
         each(|i| half(word(from, i)))
     }
@@ -139,13 +144,13 @@ impl Isa for Portable {
     }
 
     #[inline(always)]
-    unsafe fn table(d: f32, m: f32) -> (f32, f32) {
+    unsafe fn table(d: V, m: V) -> (V, V) {
         (d, m)
     }
 
     #[inline(always)]
-    unsafe fn nibbles((d, m): (f32, f32), from: *const u8, upper: bool) -> V {
-        each(|i| f32::from(nibble(*from.add(i), upper)) * d + m)
+    unsafe fn nibbles((d, m): (V, V), from: *const u8, upper: bool) -> V {
+        each(|i| f32::from(nibble(*from.add(i), upper)) * d[i] + m[i])
     }
 
     #[inline(always)]

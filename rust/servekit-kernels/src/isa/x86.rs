@@ -27,8 +27,15 @@ pub(crate) struct Avx2;
 pub(crate) struct Avx512;
 
 #[inline(always)]
-unsafe fn halves_at(from: *const u8) -> __m128 {
-    _mm_cvtph_ps(_mm_cvtsi32_si128(i32::from(from.cast::<u16>().read_unaligned())))
+unsafe fn half(from: *const u8) -> f32 {
+    _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(i32::from(from.cast::<u16>().read_unaligned()))))
+}
+
+/// Two float16s in the lowest lanes. They are loaded together, straight into a vector register: what moves between
+/// kinds of registers or lanes is what the kernels' speed depends on.
+#[inline(always)]
+unsafe fn two_halves(from: *const u8) -> __m128 {
+    _mm_cvtph_ps(_mm_loadu_si32(from))
 }
 
 impl Isa for Avx2 {
@@ -119,7 +126,13 @@ impl Isa for Avx2 {
 
     #[inline(always)]
     unsafe fn half(from: *const u8) -> f32 {
-        _mm_cvtss_f32(halves_at(from))
+        half(from)
+    }
+
+    #[inline(always)]
+    unsafe fn pair(from: *const u8) -> (__m256, __m256) {
+        let two = two_halves(from);
+        (_mm256_broadcastss_ps(two), _mm256_broadcastss_ps(_mm_movehdup_ps(two)))
     }
 
     #[inline(always)]
@@ -138,8 +151,8 @@ impl Isa for Avx2 {
     }
 
     #[inline(always)]
-    unsafe fn table(d: f32, m: f32) -> (__m256, __m256) {
-        (_mm256_set1_ps(d), _mm256_set1_ps(m))
+    unsafe fn table(d: __m256, m: __m256) -> (__m256, __m256) {
+        (d, m)
     }
 
     #[inline(always)]
@@ -259,7 +272,13 @@ impl Isa for Avx512 {
 
     #[inline(always)]
     unsafe fn half(from: *const u8) -> f32 {
-        _mm_cvtss_f32(halves_at(from))
+        half(from)
+    }
+
+    #[inline(always)]
+    unsafe fn pair(from: *const u8) -> (__m512, __m512) {
+        let two = _mm512_castps128_ps512(two_halves(from));
+        (_mm512_broadcastss_ps(_mm512_castps512_ps128(two)), _mm512_permutexvar_ps(_mm512_set1_epi32(1), two))
     }
 
     #[inline(always)]
@@ -278,9 +297,9 @@ impl Isa for Avx512 {
     }
 
     #[inline(always)]
-    unsafe fn table(d: f32, m: f32) -> __m512 {
+    unsafe fn table(d: __m512, m: __m512) -> __m512 {
         let q = _mm512_setr_ps(0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0, 11.0, 12.0, 13.0, 14.0, 15.0);
-        _mm512_fmadd_ps(q, _mm512_set1_ps(d), _mm512_set1_ps(m))
+        _mm512_fmadd_ps(q, d, m)
     }
 
     #[inline(always)]
