@@ -4,7 +4,7 @@ use std::hint::black_box;
 use std::sync::Arc;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use servekit_benches::{scan, settings, str_step, token_step, token_step_top5};
+use servekit_benches::{VOCABULARY, scan, settings, str_step, token_step};
 use servekit_core::split::split_by_worker;
 use servekit_core::wire::Kind;
 
@@ -13,11 +13,10 @@ fn split(c: &mut Criterion) {
     group.warm_up_time(settings::WARM_UP).measurement_time(settings::MEASURE);
     for workers in [1, 4, 16] {
         for rows in [1, 16, 64, 256, 1024] {
-            let id = |i| 260 + i as u32;
             let bodies = [
                 ("str", Kind::BatchStr, Arc::new(str_step(rows, workers))),
-                ("token_id", Kind::BatchTokenId, Arc::new(token_step(rows, workers, id))),
-                ("token_id_top5", Kind::BatchTokenId, Arc::new(token_step_top5(rows, workers, id))),
+                ("token_id", Kind::BatchTokenId, Arc::new(token_step(rows, workers, VOCABULARY, 0))),
+                ("token_id_top5", Kind::BatchTokenId, Arc::new(token_step(rows, workers, VOCABULARY, 5))),
             ];
             for (name, kind, body) in bodies {
                 group.throughput(Throughput::Elements(rows as u64));

@@ -85,8 +85,8 @@ def baseline(name: str, frames: Path, tokenizer: Path, program: Path) -> float |
         body = frames / f"str_b{numbers['b']}_w{numbers['w']}.msgpack"
         return baselines.fanout(body.read_bytes(), numbers["b"], numbers["w"], program, "every" in parts)
     if parts[0] == "detok":
-        bodies = sorted(frames.glob(f"detok_b{numbers['b']}_w{numbers['w']}_*.msgpack"))
-        return baselines.detok([body.read_bytes() for body in bodies], tokenizer, numbers["b"], numbers["w"])
+        body = frames / f"tokenid_b{numbers['b']}_w{numbers['w']}.msgpack"
+        return baselines.detok(body.read_bytes(), tokenizer, numbers["b"], numbers["w"])
     if parts[0] == "dispatch":
         method = next(method for method, short in DISPATCH.items() if f"dispatch_{short}_" in name)
         return baselines.dispatch(LoadBalanceMethod(method), int(parts[-2]))

@@ -4,8 +4,9 @@
 use std::sync::Arc;
 
 use rmpv::Value;
+use servekit_core::detok::{Shard, Vocabulary};
 use servekit_core::wire::columns::{batch_str, batch_token_id};
-use servekit_core::wire::{Kind, Rid, ScannedBatch};
+use servekit_core::wire::{Kind, Rid, ScannedBatch, TextOptions};
 
 /// A request id of the `i`-th request, spread over workers.
 pub fn rid(i: usize, workers: usize) -> u64 {
@@ -27,75 +28,78 @@ fn numbers(rows: usize, number: impl Fn(usize) -> u64) -> Vec<Value> {
     (0..rows).map(|i| number(i).into()).collect()
 }
 
-/// A `BatchStrOutput` of one step: a word of text for each request, nobody finishes.
-pub fn str_step(rows: usize, workers: usize) -> Vec<u8> {
-    let filled = vec![
+/// Numbers below `below` that follow no pattern which a branch predictor could learn.
+fn scattered(i: usize, below: u64) -> u64 {
+    let mixed = (i as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    ((mixed ^ (mixed >> 29)).wrapping_mul(0xbf58_476d_1ce4_e5b9) >> 32) % below
+}
+
+/// Columns that batches of text and of ids have in common: prompts of up to 2000 tokens, up to 500 tokens said.
+fn counts(rows: usize, workers: usize) -> Vec<(usize, Vec<Value>)> {
+    vec![
         (batch_str::RIDS, numbers(rows, |i| rid(i, workers))),
         (batch_str::FINISHED_REASONS, vec![Value::Nil; rows]),
-        (batch_str::PROMPT_TOKENS, numbers(rows, |i| 100 + i as u64)),
-        (batch_str::COMPLETION_TOKENS, numbers(rows, |i| 1 + i as u64)),
+        (batch_str::PROMPT_TOKENS, numbers(rows, |i| 16 + scattered(i, 2000))),
+        (batch_str::COMPLETION_TOKENS, numbers(rows, |i| 1 + scattered(i + rows, 500))),
         (batch_str::CACHED_TOKENS, numbers(rows, |_| 0)),
         (batch_str::RETRACTION_COUNTS, numbers(rows, |_| 0)),
         (batch_str::DP_RANKS, numbers(rows, |_| 0)),
-        (batch_str::OUTPUT_STRS, (0..rows).map(|i| [" the", " river", " runs", ","][i % 4].into()).collect()),
-    ];
-    body(batch_str::TAG, batch_str::COLUMNS.len(), filled)
-}
-
-/// A `BatchTokenIDOutput` of one step: the token `id(row)` for each request, nobody finishes.
-pub fn token_step(rows: usize, workers: usize, id: impl Fn(usize) -> u32) -> Vec<u8> {
-    token_step_of(rows, |row| rid(row, workers), id)
-}
-
-/// As [`token_step`], with request ids of the caller's own.
-pub fn token_step_of(rows: usize, rid: impl Fn(usize) -> u64, id: impl Fn(usize) -> u32) -> Vec<u8> {
-    body(batch_token_id::TAG, batch_token_id::COLUMNS.len(), token_columns(rows, rid, &id))
-}
-
-fn token_columns(rows: usize, rid: impl Fn(usize) -> u64, id: &impl Fn(usize) -> u32) -> Vec<(usize, Vec<Value>)> {
-    let ids = (0..rows).map(|i| Value::Binary(id(i).to_le_bytes().to_vec())).collect();
-    vec![
-        (batch_token_id::RIDS, numbers(rows, rid)),
-        (batch_token_id::FINISHED_REASONS, vec![Value::Nil; rows]),
-        (batch_token_id::PROMPT_TOKENS, numbers(rows, |i| 100 + i as u64)),
-        (batch_token_id::COMPLETION_TOKENS, numbers(rows, |i| 1 + i as u64)),
-        (batch_token_id::CACHED_TOKENS, numbers(rows, |_| 0)),
-        (batch_token_id::RETRACTION_COUNTS, numbers(rows, |_| 0)),
-        (batch_token_id::DP_RANKS, numbers(rows, |_| 0)),
-        (batch_token_id::DECODE_IDS, ids),
     ]
 }
 
-/// As [`token_step`], with the logprobs of the token and of the five best ones.
-pub fn token_step_top5(rows: usize, workers: usize, id: impl Fn(usize) -> u32) -> Vec<u8> {
-    let floats = |row: usize, n: usize| {
-        let bytes = (0..n).flat_map(|i| (-0.25 * (1 + i + row % 7) as f32).to_le_bytes());
-        Value::Binary(bytes.collect())
-    };
-    let ids = |row: usize, n: usize| {
-        let bytes = (0..n as u32).flat_map(|i| (id(row) + i).to_le_bytes());
-        Value::Binary(bytes.collect())
-    };
-    let of = |item: &dyn Fn(usize) -> Value| (0..rows).map(item).collect();
-    let mut filled = token_columns(rows, |row| rid(row, workers), &id);
-    filled.extend([
-        (batch_token_id::OUTPUT_TOKEN_LOGPROBS_VAL, of(&|row| floats(row, 1))),
-        (batch_token_id::OUTPUT_TOKEN_LOGPROBS_IDX, of(&|row| ids(row, 1))),
-        (batch_token_id::OUTPUT_TOP_LOGPROBS_VAL, of(&|row| Value::Array(vec![floats(row, 5)]))),
-        (batch_token_id::OUTPUT_TOP_LOGPROBS_IDX, of(&|row| Value::Array(vec![ids(row, 5)]))),
-    ]);
-    body(batch_token_id::TAG, batch_token_id::COLUMNS.len(), filled)
+/// A `BatchStrOutput` of one step: a word of text for each request, nobody finishes.
+pub fn str_step(rows: usize, workers: usize) -> Vec<u8> {
+    const WORDS: [&str; 8] = [" the", " river", " runs", ",", " a", "ing", " mountain", "."];
+    let mut filled = counts(rows, workers);
+    let texts = (0..rows).map(|i| WORDS[scattered(i + 2 * rows, 8) as usize].into()).collect();
+    filled.push((batch_str::OUTPUT_STRS, texts));
+    body(batch_str::TAG, batch_str::COLUMNS.len(), filled)
 }
 
-/// Scans a body that is known to be well formed.
-pub fn scan(kind: Kind, body: &Arc<Vec<u8>>) -> ScannedBatch {
-    let shared = Arc::clone(body);
-    ScannedBatch::parse(kind, shared).expect("well formed")
+/// Four bytes a number.
+fn packed(numbers: impl Iterator<Item = u32>) -> Value {
+    Value::Binary(numbers.flat_map(u32::to_le_bytes).collect())
 }
 
-/// A byte-level tokenizer in which id i is the printable character of byte 33 + i, for i below 94.
-pub fn tokenizer_json() -> String {
-    let tokens: Vec<String> = (0..94).map(|i| format!("{:?}:{i}", char::from(b'!' + i).to_string())).collect();
+/// A `BatchTokenIDOutput` of one step: a token below `vocabulary` for each request, nobody finishes. With `top` above 0
+/// also the token's logprob and those of the `top` likeliest.
+pub fn token_step(rows: usize, workers: usize, vocabulary: u32, top: u32) -> Vec<u8> {
+    use batch_token_id as columns;
+    let id = |i: usize| scattered(i + 3 * rows, u64::from(vocabulary)) as u32;
+    let ids = || (0..rows).map(|i| packed([id(i)].into_iter())).collect::<Vec<_>>();
+    let mut filled = counts(rows, workers);
+    filled.push((columns::DECODE_IDS, ids()));
+    if top > 0 {
+        let nested = || (0..rows).map(|i| Value::Array(vec![packed((0..top).map(|k| id(i) ^ k))])).collect();
+        filled.push((columns::OUTPUT_TOKEN_LOGPROBS_VAL, ids()));
+        filled.push((columns::OUTPUT_TOKEN_LOGPROBS_IDX, ids()));
+        filled.push((columns::OUTPUT_TOP_LOGPROBS_VAL, nested()));
+        filled.push((columns::OUTPUT_TOP_LOGPROBS_IDX, nested()));
+    }
+    body(columns::TAG, columns::COLUMNS.len(), filled)
+}
+
+/// Ids of SmolLM2's tokenizer.
+pub const VOCABULARY: u32 = 49152;
+
+/// The `tokenizer.json` that `SERVEKIT_BENCH_TOKENIZER` names; without it one made up of as many tokens as SmolLM2's.
+pub fn tokenizer() -> Vec<u8> {
+    match std::env::var_os("SERVEKIT_BENCH_TOKENIZER") {
+        Some(path) => std::fs::read(path).expect("a tokenizer.json"),
+        None => made_up_tokenizer(VOCABULARY).into_bytes(),
+    }
+}
+
+/// A byte-level tokenizer of `size` tokens, at most 26^4, each a word of up to four letters.
+fn made_up_tokenizer(size: u32) -> String {
+    // Names differ, as they must: the id's digits to base 26, every second one behind the mark of a space.
+    let name = |id: u32| {
+        let digits = [1, 26, 676, 17576].map(|unit| char::from(b'a' + (id / unit % 26) as u8));
+        let known = 1 + id.checked_ilog(26).unwrap_or(0) as usize;
+        digits[..known].iter().collect::<String>()
+    };
+    let tokens: Vec<String> =
+        (0..size).map(|id| format!("\"{}{}\":{id}", if id % 2 == 0 { "\u{120}" } else { "" }, name(id))).collect();
     format!(
         r#"{{"version":"1.0","truncation":null,"padding":null,"added_tokens":[],"normalizer":null,
         "pre_tokenizer":{{"type":"ByteLevel","add_prefix_space":false,"trim_offsets":true,"use_regex":true}},
@@ -104,6 +108,27 @@ pub fn tokenizer_json() -> String {
         "fuse_unk":false,"byte_fallback":false,"ignore_merges":false,"vocab":{{{}}},"merges":[]}}}}"#,
         tokens.join(",")
     )
+}
+
+/// The vocabulary of [`tokenizer`].
+pub fn vocabulary() -> Arc<Vocabulary> {
+    Arc::new(Vocabulary::from_json(&tokenizer()).expect("a tokenizer"))
+}
+
+/// A shard in which the requests of a step are open, every second one with a stop string that is never said.
+pub fn shard(vocabulary: Arc<Vocabulary>, rows: usize, workers: usize) -> Shard {
+    let mut shard = Shard::new(0, 1, Some(vocabulary));
+    for i in 0..rows {
+        let stops = if i % 2 == 0 { vec!["\n\nUser:".to_owned()] } else { Vec::new() };
+        shard.open(rid(i, workers), TextOptions { stops, ..TextOptions::default() }, true);
+    }
+    shard
+}
+
+/// Scans a body that is known to be well formed.
+pub fn scan(kind: Kind, body: &Arc<Vec<u8>>) -> ScannedBatch {
+    let shared = Arc::clone(body);
+    ScannedBatch::parse(kind, shared).expect("well formed")
 }
 
 /// Criterion with times that keep a whole `cargo bench` within a few minutes.

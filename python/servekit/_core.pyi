@@ -10,6 +10,7 @@ __all__ = [
     "DataParallelController",
     "Detokenizer",
     "DispatchError",
+    "Encoder",
     "KernelPool",
     "LoadBalanceMethod",
     "MalformedError",
@@ -25,13 +26,16 @@ __all__ = [
     "SocketMapping",
     "StatePage",
     "StoredMatrix",
+    "TextStreams",
     "build_info",
+    "escape_json",
     "extract_field_by_index",
     "handle_output_by_index",
     "merge_batches",
     "parse_envelope",
     "parse_group",
     "parse_text_options",
+    "prefix_hashes",
     "schema_hash",
     "set_parent_death_signal",
     "split_batch",
@@ -88,6 +92,20 @@ def set_parent_death_signal(signal: int) -> None:
 
     Raises:
         SettingError: no signal has that number.
+    """
+
+def prefix_hashes(input_ids: bytes, salt: bytes | None = None) -> bytes:
+    """Names of a prompt's prefixes of whole 64-token chunks, for the PREFIX_HASHES extension and `DPBudget.dispatch`.
+
+    Args:
+        input_ids: little-endian u32.
+        salt: prompts of another salt share nothing.
+
+    Returns:
+        Little-endian u64, shortest prefix first, at most 512: each is a hash of all ids up to its place.
+
+    Raises:
+        SettingError: `input_ids` is no list of u32.
     """
 
 def schema_hash() -> int:
@@ -279,13 +297,47 @@ class StatePage:
             pid: its process id.
         """
 
+    def end_process(self, role: str, index: int) -> None:
+        """Note that a process has ended: it holds nothing any more, what it counted stays.
+
+        Args:
+            role, index: as for `set_process`.
+        """
+
     def worker_add(self, index: int, field: str, delta: int) -> None:
         """Add to a number of a worker, stopping at 0; for that worker only.
 
         Args:
             index: the worker.
-            field: open_streams, reserved_tokens, requests, prompt_tokens, generation_tokens, refused or aborted.
+            field: a number that `snapshot` shows of a worker, but epoch and pid.
             delta: what to add.
+        """
+
+    def count_tokens(self, index: int, rank: int, prompt: int, cached: int, generated: int) -> None:
+        """Add to a worker's counts of the tokens of a rank; for that worker only.
+
+        Args:
+            index, rank: the worker and the rank; one that the page does not describe is nothing.
+            prompt: tokens of prompts that the rank has begun to answer.
+            cached: those of them that it had cached.
+            generated: tokens that it generated.
+        """
+
+    def observe(self, index: int, histogram: str, seconds: float, times: int = 1) -> None:
+        """Count values of as many seconds in a worker's histogram; for that worker only.
+
+        Args:
+            index: the worker.
+            histogram: first_token, gap, end_to_end or queue.
+            seconds: the value; what is no number or below 0 counts as 0.
+            times: how many values.
+        """
+
+    def histograms(self) -> dict[str, tuple[list[float], list[int], float]]:
+        """What all workers counted, dead ones included, by histogram.
+
+        Upper bounds of its buckets in seconds, inclusive; how many values lie in each, and how many above all bounds;
+        seconds of all values together.
         """
 
     def reserve(self, index: int, requests: int, tokens: int, max_requests: int) -> bool:
@@ -300,11 +352,108 @@ class StatePage:
     def control_age(self) -> float:
         """Seconds since the oldest beat of a control thread; infinite while one has not beaten yet."""
 
+    def queued_tokens(self) -> int:
+        """Prompt tokens that wait to be computed, as control last said."""
+
     def active_ranks(self) -> list[bool]:
         """Whether each rank takes requests."""
 
     def snapshot(self) -> dict[str, Any]:
         """All of it as plain values: `phase`, `ready_once`, `control`, `ranks` and `workers` (one dict each)."""
+
+@final
+class Encoder:
+    """A model's tokenizer for prompts. Ids are those of the library `tokenizers`, for less.
+
+    Texts are split at special tokens, and the ids of such segments are remembered; so are the words of byte-level
+    vocabularies. Threads may encode at the same time.
+    """
+
+    def __new__(cls, tokenizer_file: str | os.PathLike[str], remembered: int) -> Encoder:
+        """Read a `tokenizer.json`; its truncation and padding are ignored.
+
+        Args:
+            remembered: most bytes of segments to remember.
+
+        Raises:
+            ResourceError: there is no such file, or it is no tokenizer.
+        """
+
+    def encode(self, texts: list[str], special: bool) -> list[bytes]:
+        """Ids of each text, as little-endian u32.
+
+        Args:
+            special: add the tokens that the tokenizer wants around a text.
+
+        Raises:
+            SettingError: the model has no token for a part of a text, and none for what it does not know.
+        """
+
+    @property
+    def counts(self) -> tuple[int, int, int, int, int]:
+        """Texts looked up, those of which a part was known, tokens of all, tokens that were known, bytes held now."""
+
+    @property
+    def knows_words(self) -> bool:
+        """Whether texts are cut into words here, rather than by the library."""
+
+    @property
+    def longest_token(self) -> int:
+        """Characters of the longest token."""
+
+@final
+class TextStreams:
+    """Event streams of an HTTP worker whose events differ in their text alone, by request id.
+
+    It turns the rows of a `BatchStrOutput` into bytes to write in one call, without decoding the batch.
+    """
+
+    def __new__(cls) -> TextStreams: ...
+    def open(self, rid: int, before: bytes, after: bytes, chunked: bool, sink: Any, tokens: int) -> None:
+        """Begin to render the rows of a request; one that was open is replaced.
+
+        Args:
+            before, after: the event around the JSON string of the text.
+            chunked: make each event an HTTP chunk.
+            sink: returned with the request's events.
+            tokens: what its rows reported so far.
+        """
+
+    def close(self, rid: int) -> tuple[int, float] | None:
+        """Leave a request's rows alone again.
+
+        Returns:
+            Tokens that its rows reported last; None if it is not open.
+        """
+
+    def tokens(self, rid: int) -> int | None:
+        """Tokens of a request so far; None if it is not open."""
+
+    def render(self, body: bytes) -> tuple[list[tuple[Any, bytes]], bytes | None, int, list[tuple[float, int]]]:
+        """Make events of a batch.
+
+        Returns:
+            Sinks with what is to be written, in the order of the rows; rows without text write nothing. And the batch
+            of all other rows, None if there are none: those of requests that are not open, and last rows, with which
+            a request is closed here. Then of all rows of open requests, last ones included: how many tokens they bring
+            beyond those that were reported before; and seconds since a request's row before, each with the number of
+            rows of which it is true.
+
+        Raises:
+            MalformedError: the bytes are no such batch, or an open request's text is missing or no UTF-8.
+        """
+
+    def __len__(self) -> int:
+        """Requests that are open."""
+
+def escape_json(text: str) -> bytes:
+    """The text as it stands between the quotes of a JSON string.
+
+    U+0085, U+2028 and U+2029, which some clients take for line ends, are escaped too.
+
+    Raises:
+        UnicodeEncodeError: the text has a lone surrogate.
+    """
 
 @final
 class LoadBalanceMethod:
@@ -315,6 +464,7 @@ class LoadBalanceMethod:
     FOLLOW_BOOTSTRAP_ROOM: ClassVar[LoadBalanceMethod]
     TOTAL_REQUESTS: ClassVar[LoadBalanceMethod]
     TOTAL_TOKENS: ClassVar[LoadBalanceMethod]
+    CACHE_AWARE: ClassVar[LoadBalanceMethod]
 
     @staticmethod
     def from_name(name: str) -> LoadBalanceMethod:
@@ -377,18 +527,25 @@ class DPBudget:
             SettingError: another number.
         """
 
-    def dispatch(self, method: LoadBalanceMethod, tokens: int, room: int | None = None) -> tuple[int, int]:
+    def dispatch(
+        self, method: LoadBalanceMethod, tokens: int, room: int | None = None, prefixes: bytes | None = None
+    ) -> tuple[int, int]:
         """Choose a rank for a request of `tokens` prompt tokens and book it there: rank and number of the dispatch.
+
+        `prefixes` are the prompt's `prefix_hashes`, for CACHE_AWARE: what the chosen rank probably has cached is not
+        charged, and it is remembered that it has the prompt now.
 
         Raises:
             DispatchError: no rank is active, or the room's rank is not, or the method needs a room and there is none.
+            MalformedError: `prefixes` is no list of u64.
         """
 
-    def credit(self, rank: int, tokens: int) -> int:
+    def credit(self, rank: int, tokens: int, prefixes: bytes | None = None) -> int:
         """Book a request at a rank that somebody named, as if it had been chosen: number of the dispatch.
 
         Raises:
             DispatchError: there is no such rank, or it is not active.
+            MalformedError: `prefixes` is no list of u64.
         """
 
     def update(self, report: RankReport) -> bool:
@@ -398,7 +555,10 @@ class DPBudget:
         """Take back a dispatch that no report will show; False if one has."""
 
     def reset(self, rank: int) -> None:
-        """Forget all that a rank was charged with."""
+        """Forget all that a rank was charged with, and what it had cached."""
+
+    def forget_prefixes(self) -> None:
+        """Forget what every rank had cached."""
 
     def set_active(self, rank: int, active: bool) -> None:
         """Let a rank take requests, or not."""
@@ -510,6 +670,8 @@ class MultiTokenizerRouter:
         tokenizer_file: str | os.PathLike[str] | None = None,
         rank_wait_timeout: float = 30.0,
         max_queued_requests: int = 1024,
+        max_queued_tokens: int | None = None,
+        resume_memory: int = ...,
     ) -> MultiTokenizerRouter:
         """A router that does not run yet.
 
@@ -637,6 +799,8 @@ class ControlPlane:
         rank_wait_timeout: float = 30.0,
         max_queued_requests: int = 1024,
         max_unacknowledged: int = ...,
+        max_queued_tokens: int | None = None,
+        resume_memory: int = ...,
     ) -> ControlPlane:
         """A plane that does not run yet.
 
@@ -652,6 +816,8 @@ class ControlPlane:
             max_queued_requests: most requests in flight beyond those that the active ranks run at once.
             max_unacknowledged: bytes that a worker may have been sent and not acknowledged, 64 MiB if not given; over
                 that its requests end with an error.
+            max_queued_tokens: most prompt tokens that wait to be computed, None for any number.
+            resume_memory: most bytes of requests' frames that are kept until the requests end, 256 MiB if not given.
 
         Raises:
             SettingError: one of them is out of range.
@@ -704,6 +870,7 @@ class ControlPlane:
 
     def next_log(self, timeout: float) -> tuple[int, str, str] | None:
         """The next log line as level (as in `logging`), thread and text; None if none came in time."""
+
 
 @final
 class KernelPool:
@@ -786,3 +953,7 @@ class PagedAttention:
             tables: [count, width] page numbers.
             window: how many tokens one sees, itself among them; 0 for all.
         """
+
+    @property
+    def log_level(self) -> int:
+        """Least level that the threads write, as in `logging`; 0 until a control message has set one."""

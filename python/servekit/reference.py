@@ -277,6 +277,7 @@ class LoadBalanceMethod(enum.Enum):
     FOLLOW_BOOTSTRAP_ROOM = "follow_bootstrap_room"
     TOTAL_REQUESTS = "total_requests"
     TOTAL_TOKENS = "total_tokens"
+    CACHE_AWARE = "cache_aware"
 
 
 class DispatchError(Exception):
@@ -293,6 +294,90 @@ class _Rank:
     """Dispatch number to tokens of what the rank has not seen."""
 
 
+CHUNK = 64
+"""Tokens between one prefix hash and the next."""
+MAX_HASHES = 512
+HOLDERS = 8
+"""Ranks that are remembered for one prefix; one that so many have counts as everybody's."""
+TICK = 64
+"""Searches between two ticks of the clock that ages are told in."""
+CROWD = 3
+"""Requests that a rank may have above the mean and an eighth of it, this one included, to be chosen for its cache."""
+
+_MASK = (1 << 64) - 1
+
+
+def prefix_hashes(input_ids: bytes, salt: bytes = b"") -> list[int]:
+    """The hash of each prefix of whole 64-token chunks, shortest first; `input_ids` is little-endian u32."""
+
+    def add(chain: int, word: int) -> int:
+        product = ((chain ^ word) * 0xBB67AE8584CAA73B) & _MASK
+        return product ^ (product >> 32)
+
+    chain = add(0x6A09E667F3BCC909, len(salt))
+    for at in range(0, len(salt), 8):
+        chain = add(chain, int.from_bytes(salt[at : at + 8], "little"))
+    hashes = []
+    for start in range(0, len(input_ids) // (4 * CHUNK) * 4 * CHUNK, 4 * CHUNK)[:MAX_HASHES]:
+        for at in range(start, start + CHUNK * 4, 8):
+            chain = add(chain, int.from_bytes(input_ids[at : at + 8], "little"))
+        chain = add(chain, 0)
+        hashes.append(chain)
+    return hashes
+
+
+@dataclass
+class _Holder:
+    rank: int | None = None
+    used: int = 0
+
+
+class _Prefixes:
+    """Which rank probably has which prefixes cached: those that were sent to it."""
+
+    def __init__(self) -> None:
+        self._holders: dict[int, list[_Holder]] = {}
+        self._searches = 0
+
+    def search(self, hashes: list[int]) -> tuple[int, dict[int, int]]:
+        """Chunks of a prompt that count as everybody's, and rank to chunks of its longest prefix."""
+        self._searches += 1
+        common, depths = 0, {}
+        for depth, hash_ in enumerate(hashes, 1):
+            ranks = [holder.rank for holder in self._holders.get(hash_, ()) if holder.rank is not None]
+            if not ranks:
+                break
+            if len(ranks) == HOLDERS:
+                common = depth
+            depths.update(dict.fromkeys(ranks, depth))
+        return common, depths
+
+    def learn(self, rank: int, hashes: list[int]) -> None:
+        """A rank gets a prompt, and will have its prefixes."""
+        now = self._searches // TICK
+        for hash_ in hashes:
+            holders = self._holders.setdefault(hash_, [])
+            place = next((holder for holder in holders if holder.rank == rank), None)
+            if place is None:
+                place = next((holder for holder in holders if holder.rank is None), None)
+            if place is None and len(holders) < HOLDERS:
+                place = _Holder()
+                holders.append(place)
+            place = place or min(holders, key=lambda holder: holder.used)
+            place.rank, place.used = rank, now
+
+    def forget(self, rank: int) -> None:
+        """A rank has nothing any more."""
+        for holders in self._holders.values():
+            for holder in holders:
+                if holder.rank == rank:
+                    holder.rank = None
+
+    def clear(self) -> None:
+        """No rank has anything any more."""
+        self._holders.clear()
+
+
 class DPBudget:
     """The load of each rank: what it last reported, plus what was dispatched and not yet seen by it."""
 
@@ -300,6 +385,7 @@ class DPBudget:
         self._ranks = [_Rank() for _ in range(dp_size)]
         self._next = 0
         self._dispatches = 0
+        self._prefixes = _Prefixes()
 
     @property
     def total_requests(self) -> list[int]:
@@ -311,7 +397,9 @@ class DPBudget:
         """Tokens of each rank."""
         return [rank.tokens + sum(rank.unseen.values()) for rank in self._ranks]
 
-    def dispatch(self, method: LoadBalanceMethod, tokens: int, room: int | None = None) -> tuple[int, int]:
+    def dispatch(
+        self, method: LoadBalanceMethod, tokens: int, room: int | None = None, prefixes: list[int] | None = None
+    ) -> tuple[int, int]:
         """Choose a rank for a request of `tokens` prompt tokens: rank and number of the dispatch.
 
         Raises:
@@ -321,7 +409,7 @@ class DPBudget:
         if method == LoadBalanceMethod.FOLLOW_BOOTSTRAP_ROOM:
             if room is None:
                 raise DispatchError("no room")
-            return room % n, self.credit(room % n, tokens)
+            return room % n, self.credit(room % n, tokens, prefixes)
         turns = [(self._next + i) % n for i in range(n)]
         candidates = [rank for rank in turns if self._ranks[rank].active]
         if not candidates:
@@ -329,12 +417,31 @@ class DPBudget:
         load = {
             LoadBalanceMethod.TOTAL_REQUESTS: self.total_requests,
             LoadBalanceMethod.TOTAL_TOKENS: self.total_tokens,
+            LoadBalanceMethod.CACHE_AWARE: self.total_tokens,
         }.get(method, [0] * n)
         rank = min(candidates, key=load.__getitem__)
+        if method == LoadBalanceMethod.CACHE_AWARE and prefixes:
+            rank, tokens = self._cached(candidates, rank, tokens, prefixes)
+            self._prefixes.learn(rank, prefixes)
         self._next = rank + 1
-        return rank, self.credit(rank, tokens)
+        return rank, self._book(rank, tokens)
 
-    def credit(self, rank: int, tokens: int) -> int:
+    def _cached(self, candidates: list[int], rank: int, tokens: int, prefixes: list[int]) -> tuple[int, int]:
+        """The rank with the fewest tokens once what it would have to compute is added, and how many those are."""
+        common, depths = self._prefixes.search(prefixes)
+        if not depths:
+            return rank, tokens
+        requests, held = self.total_requests, self.total_tokens
+        mean = sum(requests[each] for each in candidates) // len(candidates)
+        crowded = {each for each in candidates if requests[each] > mean + mean // 8 + CROWD - 1}
+        if rank in crowded:
+            rank = min(candidates, key=requests.__getitem__)
+        work = {each: max(tokens - CHUNK * depths.get(each, common), 1) for each in candidates}
+        usable = [rank, *(each for each in depths if each in work and each not in crowded)]
+        rank = min(usable, key=lambda each: (held[each] + work[each], work[each]))
+        return rank, work[rank]
+
+    def credit(self, rank: int, tokens: int, prefixes: list[int] | None = None) -> int:
         """Book a request at a rank that somebody named: number of the dispatch.
 
         Raises:
@@ -342,6 +449,10 @@ class DPBudget:
         """
         if not 0 <= rank < len(self._ranks) or not self._ranks[rank].active:
             raise DispatchError(f"rank {rank}")
+        self._prefixes.learn(rank, prefixes or [])
+        return self._book(rank, tokens)
+
+    def _book(self, rank: int, tokens: int) -> int:
         self._dispatches += 1
         self._ranks[rank].unseen[self._dispatches] = tokens
         return self._dispatches
@@ -366,3 +477,8 @@ class DPBudget:
     def reset(self, rank: int) -> None:
         """Forget all that a rank was charged with."""
         self._ranks[rank] = _Rank(active=self._ranks[rank].active)
+        self._prefixes.forget(rank)
+
+    def forget_prefixes(self) -> None:
+        """Forget what every rank had cached."""
+        self._prefixes.clear()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import struct
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -14,8 +15,9 @@ import msgspec
 import uvloop
 import zmq
 from servekit.config import Config, ModelInfo, PortArgs, SchedulerInfo, ServerArgs
+from servekit.config.secrets import take_secrets
 from servekit.http.worker import TokenizerWorker
-from servekit.messages.batches import BatchStrOutput, FinishReason
+from servekit.messages.batches import BatchEmbeddingOutput, BatchStrOutput, FinishReason
 from servekit.messages.columns import schema_hash
 from servekit.messages.envelope import (
     FLAG_STREAM,
@@ -27,7 +29,7 @@ from servekit.messages.envelope import (
     name_exts,
     route_of,
 )
-from servekit.messages.requests import ControlReply, TokenizedGenerateReqInput
+from servekit.messages.requests import ControlReply, TokenizedEmbeddingReqInput, TokenizedGenerateReqInput
 from servekit.runtime.channel import Channel
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
@@ -79,6 +81,8 @@ class FakePage:
         self.requests = 0
         self.tokens = 0
         self.counters: dict[str, int] = {}
+        self.prompt_tokens = self.cached_tokens = self.generation_tokens = 0
+        self.observed: dict[str, list[float]] = {}
 
     def reserve(self, index: int, requests: int, tokens: int, max_requests: int) -> bool:
         if self.full or self.requests + requests > max_requests:
@@ -93,6 +97,15 @@ class FakePage:
 
     def worker_add(self, index: int, field: str, delta: int) -> None:
         self.counters[field] = self.counters.get(field, 0) + delta
+
+    def count_tokens(self, index: int, rank: int, prompt: int, cached: int, generated: int) -> None:
+        assert (index, rank) == (0, 0)
+        self.prompt_tokens += prompt
+        self.cached_tokens += cached
+        self.generation_tokens += generated
+
+    def observe(self, index: int, histogram: str, seconds: float, times: int = 1) -> None:
+        self.observed.setdefault(histogram, []).extend([seconds] * times)
 
     def control_age(self) -> float:
         return self.age
@@ -109,7 +122,8 @@ class FakeContext:
 
     def __init__(self, config: Config) -> None:
         self.role, self.index, self.epoch = "http", 0, 1
-        self.config = config
+        server_args, self.secrets = take_secrets(config.server_args)
+        self.config = msgspec.structs.replace(config, server_args=server_args)
         self.state_page = FakePage()
         ours, theirs = socket.socketpair()
         self.main, self._channel = Channel(ours), Channel(theirs)
@@ -157,12 +171,27 @@ def says_nothing(control: FakeControl, envelope: Envelope, body: TokenizedGenera
     """A rank that never answers."""
 
 
+Embed = Callable[["FakeControl", Envelope, TokenizedEmbeddingReqInput], None]
+
+
+def embeds_lengths(control: FakeControl, envelope: Envelope, body: TokenizedEmbeddingReqInput) -> None:
+    """A rank whose vectors are (prompt tokens, 0.5, 0, ...), of 4 numbers unless told otherwise."""
+    size = body.dimensions or 4
+    vector = struct.pack(f"<{size}f", envelope.tokens, *([0.5, *[0.0] * size][: size - 1]))
+    batch = BatchEmbeddingOutput(
+        [envelope.id], finished_reasons=[FinishReason("stop")], prompt_tokens=[envelope.tokens], embeddings=[vector],
+        dp_ranks=[0],
+    )  # fmt: skip
+    control.send(Envelope(Kind.BATCH_EMBEDDING, rows=1, rank=0), batch, envelope.id)
+
+
 class FakeControl:
     """The control process: takes what workers send, answers by a script.
 
     Attributes:
         script: called for each GENERATE, on this fake's thread.
         generated: envelopes and bodies that came.
+        embed, embedded: the same for each EMBEDDING.
         aborted: ids that were aborted.
         hellos: envelopes of HELLOs.
     """
@@ -170,6 +199,8 @@ class FakeControl:
     def __init__(self, run_dir: Path) -> None:
         self.script: Script = says("Hello", " world", "!")
         self.generated: list[tuple[Envelope, TokenizedGenerateReqInput]] = []
+        self.embed: Embed = embeds_lengths
+        self.embedded: list[tuple[Envelope, TokenizedEmbeddingReqInput]] = []
         self.aborted: list[int] = []
         self.hellos: list[Envelope] = []
         self.states: dict[int, Any] = {-1: {"in_flight": 0}, 0: {"running": 0}}
@@ -188,16 +219,19 @@ class FakeControl:
         """Forget what came, and answer as in the beginning."""
         self.script = says("Hello", " world", "!")
         self.generated.clear()
+        self.embed = embeds_lengths
+        self.embedded.clear()
         self.aborted.clear()
 
     def row(
         self, rid: int, text: str = "", finish: FinishReason | None = None, *, prompt: int = 0, done: int = 0,
-        ids: bytes | None = None,
+        ids: bytes | None = None, **columns: Any,
     ) -> None:  # fmt: skip
-        """Send one row to the worker."""
+        """Send one row to the worker; `columns` are further ones, of this row."""
         batch = BatchStrOutput(
             [rid], finished_reasons=[finish], prompt_tokens=[prompt], completion_tokens=[done], cached_tokens=[0],
             dp_ranks=[0], output_strs=[text], output_ids=None if ids is None else [ids],
+            **{name: [value] for name, value in columns.items()},
         )  # fmt: skip
         self.send(Envelope(Kind.BATCH_STR, rows=1, rank=0), batch, rid)
 
@@ -231,6 +265,10 @@ class FakeControl:
                 request = msgspec.msgpack.decode(body, type=TokenizedGenerateReqInput)
                 self.generated.append((envelope, request))
                 self.script(self, envelope, request)
+            elif envelope.kind == Kind.EMBEDDING:
+                text = msgspec.msgpack.decode(body, type=TokenizedEmbeddingReqInput)
+                self.embedded.append((envelope, text))
+                self.embed(self, envelope, text)
             elif envelope.kind == Kind.ABORT:
                 self.aborted.append(envelope.id)
             elif envelope.kind == Kind.GET_STATE:

@@ -12,15 +12,19 @@ from tests.api.fakes import FakePage
 PROGRAM = """
 import sys, tempfile
 from pathlib import Path
+from types import SimpleNamespace
 import servekit.http.worker
+from servekit.config.secrets import Secrets
 from servekit.http.app import create_app
 from servekit.tokenizer.chat_template import ChatTemplate
 from servekit.tokenizer.encoding import TextEncoder
+from servekit.tokenizer.meter import Meter
 from tests.api.fakes import make_config
 config = make_config(Path(tempfile.mkdtemp()))
 TextEncoder(config.port_args.tokenizer_file, config.model_info).encode_prompt("x")
 ChatTemplate(config.model_info.chat_template).render([{"role": "user", "content": "x"}])
-create_app(None, None, None, None)
+manager = SimpleNamespace(config=config, page=None, meter=Meter(None, 0))
+create_app(manager, None, None, None, Secrets(api_keys=["00"]))
 print(" ".join(name for name in ("torch", "numpy", "transformers", "huggingface_hub") if name in sys.modules))
 print(next(line.split()[1] for line in open("/proc/self/smaps_rollup") if line.startswith("Pss:")))
 """

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import httpx
 import pytest
-from servekit.http.routes.debug import _is_loopback
 
 from tests.api.fakes import FakeServer, says_nothing, until
 
@@ -74,15 +73,6 @@ def test_debug_state_names_who_did_not_answer(server: FakeServer, http: httpx.Cl
     assert state["ranks"] == {"0": {"running": 0}, "1": None}
     assert state["no_answer"] == ["scheduler[dp=1]"]
     assert state["state_page"]["phase"] == 1
-
-
-@pytest.mark.parametrize(
-    ("host", "taken"),
-    [("127.0.0.1", True), ("127.9.9.9", True), ("::1", True), ("::ffff:127.0.0.1", True), ("10.0.0.1", False),
-     ("::ffff:10.0.0.1", False), ("2001:db8::1", False), ("", False), ("localhost.example", False)],
-)  # fmt: skip
-def test_operators_routes_are_for_loopback(host: str, taken: bool) -> None:
-    assert _is_loopback(host) is taken
 
 
 def test_debug_state_without_control(server: FakeServer, http: httpx.Client) -> None:

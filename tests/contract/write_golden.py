@@ -71,6 +71,7 @@ def messages() -> list[tuple[Envelope, Any]]:
         (Kind.PAUSE, requests.PauseReq()),
         (Kind.CONTINUE, requests.ContinueReq()),
         (Kind.SET_LOG_LEVEL, requests.SetLogLevelReq("debug")),
+        (Kind.ABORT_REQUESTS, requests.AbortRequestsReq(["chatcmpl-7", "0010010000000001"])),
         (Kind.GET_STATE, requests.GetStateReq()),
         (Kind.ACTIVE_RANKS, requests.ActiveRanksOutput([True, False])),
     ]

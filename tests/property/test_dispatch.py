@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Iterable
+
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from servekit import _core, reference
@@ -11,7 +14,19 @@ from servekit.messages.envelope import Envelope, Kind, Load, encode_envelope
 
 NUMBERS = st.integers(0, 2**32)
 METHODS = [method.name for method in reference.LoadBalanceMethod]
-BALANCED = ["AUTO", "ROUND_ROBIN", "TOTAL_REQUESTS", "TOTAL_TOKENS"]
+BALANCED = ["AUTO", "ROUND_ROBIN", "TOTAL_REQUESTS", "TOTAL_TOKENS", "CACHE_AWARE"]
+# Names of prompts' prefixes: a few families, of which each member has a beginning.
+PREFIXES = st.builds(
+    lambda family, length: [(2 * family + 1) << 32 | i for i in range(length)], st.integers(1, 4), st.integers(0, 6)
+)
+
+
+def packed(hashes: list[int]) -> bytes:
+    return struct.pack(f"<{len(hashes)}Q", *hashes)
+
+
+def ids_of(tokens: Iterable[int]) -> bytes:
+    return b"".join(token.to_bytes(4, "little") for token in tokens)
 
 
 def method_of(module: object, name: str) -> object:
@@ -38,22 +53,32 @@ class SameAsReference(RuleBasedStateMachine):
         assert getattr(self.fast, name)(*arguments) == expected
         return expected
 
-    @rule(name=st.sampled_from(METHODS), tokens=NUMBERS, room=st.none() | st.integers(0, 2**64 - 1))
-    def dispatch(self, name: str, tokens: int, room: int | None) -> None:
+    @rule(
+        name=st.sampled_from(METHODS),
+        tokens=NUMBERS | st.integers(0, 500),
+        room=st.none() | st.integers(0, 2**64 - 1),
+        prefixes=PREFIXES,
+    )
+    def dispatch(self, name: str, tokens: int, room: int | None, prefixes: list[int]) -> None:
         try:
-            expected = self.plain.dispatch(method_of(reference, name), tokens, room)
+            expected = self.plain.dispatch(method_of(reference, name), tokens, room, prefixes)
         except reference.DispatchError:
             with pytest.raises(_core.DispatchError):
-                self.fast.dispatch(method_of(_core, name), tokens, room)
+                self.fast.dispatch(method_of(_core, name), tokens, room, packed(prefixes))
         else:
-            assert self.fast.dispatch(method_of(_core, name), tokens, room) == expected
+            assert self.fast.dispatch(method_of(_core, name), tokens, room, packed(prefixes)) == expected
             self.live.append(expected)
             self.last = expected[1]
 
-    @rule(rank=st.integers(-2, 10), tokens=NUMBERS)
-    def credit(self, rank: int, tokens: int) -> None:
-        number = self.both("credit", rank, tokens)
-        if number is not None:
+    @rule(rank=st.integers(-2, 10), tokens=NUMBERS, prefixes=PREFIXES)
+    def credit(self, rank: int, tokens: int, prefixes: list[int]) -> None:
+        try:
+            number = self.plain.credit(rank, tokens, prefixes)
+        except reference.DispatchError:
+            with pytest.raises(_core.DispatchError):
+                self.fast.credit(rank, tokens, packed(prefixes))
+        else:
+            assert self.fast.credit(rank, tokens, packed(prefixes)) == number
             self.live.append((rank, number))
             self.last = number
 
@@ -76,6 +101,10 @@ class SameAsReference(RuleBasedStateMachine):
     def reset(self, data: st.DataObject) -> None:
         self.both("reset", data.draw(st.integers(0, self.ranks - 1)))
 
+    @rule()
+    def forget_prefixes(self) -> None:
+        self.both("forget_prefixes")
+
     @invariant()
     def same(self) -> None:
         if hasattr(self, "fast"):
@@ -95,6 +124,48 @@ def test_a_burst_of_equal_requests_spreads(name: str, ranks: int) -> None:
     for _ in range(1000):
         counts[budget.dispatch(method_of(_core, name), 10)[0]] += 1
     assert max(counts) - min(counts) <= 1
+
+
+@pytest.mark.parametrize("ranks", [2, 8, 16, 64])
+def test_a_burst_of_one_prompt_spreads_though_it_is_cached(ranks: int) -> None:
+    budget = _core.DPBudget(ranks)
+    ids = ids_of(range(2048))
+    counts = [0] * ranks
+    for _ in range(1000):
+        counts[budget.dispatch(_core.LoadBalanceMethod.CACHE_AWARE, 2048, None, _core.prefix_hashes(ids))[0]] += 1
+    assert max(counts) <= 1.25 * 1000 / ranks, counts
+
+
+def test_shared_prefixes_land_together_unless_the_salt_differs() -> None:
+    budget = _core.DPBudget(4)
+    homes: dict[tuple[int, bytes], set[int]] = {}
+    for turn in range(40):
+        for family in range(4):
+            for salt in (b"", b"secret"):
+                ids = ids_of([*range(family * 1000, family * 1000 + 512), *range(10_000 + turn, 10_100 + turn)])
+                hashes = _core.prefix_hashes(ids, salt)
+                rank, number = budget.dispatch(_core.LoadBalanceMethod.CACHE_AWARE, 612, None, hashes)
+                homes.setdefault((family, salt), set()).add(rank)
+                budget.update(_core.RankReport(rank, number, 0, 0))
+    assert all(len(ranks) == 1 for ranks in homes.values()), homes
+    assert {rank for ranks in homes.values() for rank in ranks} == {0, 1, 2, 3}
+
+
+@given(st.lists(st.integers(0, 2**32 - 1), max_size=300), st.binary(max_size=20), st.integers(0, 300))
+def test_prefix_hashes_are_those_of_the_reference(tokens: list[int], salt: bytes, cut: int) -> None:
+    ids = ids_of(tokens)
+    hashes = reference.prefix_hashes(ids, salt)
+    assert _core.prefix_hashes(ids, salt) == packed(hashes)
+    assert len(hashes) == len(tokens) // 64
+    assert reference.prefix_hashes(ids[: 4 * cut], salt) == hashes[: min(cut, len(tokens)) // 64]
+
+
+def test_prefix_hashes_are_bounded_and_of_whole_ids() -> None:
+    assert len(_core.prefix_hashes(bytes(4 * 64 * 600))) == 8 * 512
+    with pytest.raises(_core.SettingError):
+        _core.prefix_hashes(b"123")
+    with pytest.raises(_core.MalformedError):
+        _core.DPBudget(2).dispatch(_core.LoadBalanceMethod.CACHE_AWARE, 1, None, b"123")
 
 
 @pytest.mark.parametrize("name", BALANCED)

@@ -17,18 +17,19 @@ NONE = np.zeros(0, np.float32)
 CPU = torch.device("cpu")
 
 
+@pytest.mark.parametrize("window", [None, 1, 3, 4, 9, 40])
 @pytest.mark.parametrize("waste", [0, 3, 1000])
-def test_mixed_rows(monkeypatch: pytest.MonkeyPatch, waste: int) -> None:
+def test_mixed_rows(monkeypatch: pytest.MonkeyPatch, waste: int, window: int | None) -> None:
     monkeypatch.setattr(module, "_GROUP_WASTE", waste)
     rng = np.random.default_rng(waste)
     pool = KvPool(2, KV_HEADS, SIZE, 200, PAGE, torch.float32, CPU)
-    back_end = TorchAttention(pool, HEADS, SIZE, torch.float32, CPU)
+    back_end = TorchAttention(pool, HEADS, SIZE, torch.float32, CPU, [None if window else 2, window])
     # Interleaved on purpose: rows with one new token are not neighbours.
     starts = np.array([7, 0, 30, 5, 0, 12, 31, 3])
     counts = np.array([1, 5, 1, 6, 1, 1, 1, 2])
     lengths = starts + counts
     keys = [torch.randn(int(n), 2, KV_HEADS, SIZE) for n in lengths]
-    tables = np.zeros((8, 10), np.int64)
+    tables = np.zeros((8, 8), np.int64)
     order = rng.permutation(200) + 1
     for row, n in enumerate(lengths):
         used = -(-int(n) // PAGE)
@@ -50,7 +51,7 @@ def test_mixed_rows(monkeypatch: pytest.MonkeyPatch, waste: int) -> None:
         for i in range(int(counts[row])):
             seen = int(starts[row]) + i + 1
             for head in range(HEADS):
-                kv = keys[row][:seen, :, head // (HEADS // KV_HEADS)]
+                kv = keys[row][max(0, seen - (window or seen)) : seen, :, head // (HEADS // KV_HEADS)]
                 weights = (kv[:, 0] @ q[at, head] / math.sqrt(SIZE)).softmax(-1)
                 assert torch.allclose(out[at, head], weights @ kv[:, 1], atol=1e-5)
             at += 1

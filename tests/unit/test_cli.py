@@ -34,9 +34,8 @@ def other_value(field: str) -> object:
         return default + 1.5
     if isinstance(default, int):
         return default + 1
-    return {"max_model_len": 777, "max_total_tokens": 7777, "max_running_requests": 7, "seed": 7}.get(
-        field, "something"
-    )
+    numbers = ("max_model_len", "max_total_tokens", "max_running_requests", "max_queued_tokens", "seed")
+    return dict.fromkeys(numbers, 777).get(field, "something")
 
 
 def run_main(*arguments: str, capsys) -> tuple[int, str]:
@@ -63,7 +62,8 @@ def test_each_spelling_and_variable_sets_its_field(flag, monkeypatch, tmp_path):
         value, extra = str(script), ["--engine", "mock"]
     name = flag_of(flag.field)
     if isinstance(value, bool):
-        assert getattr(serve.parse([name if value else "--no-" + name[2:]]), flag.field) is value
+        for on, off in [(name, "--no-" + name[2:]), *(alias.strip().split("/") for alias in flag.aliases)]:
+            assert getattr(serve.parse([on if value else off]), flag.field) is value
     else:
         for spelling in (name, *flag.aliases):
             assert getattr(serve.parse([spelling, str(value), *extra]), flag.field) == value

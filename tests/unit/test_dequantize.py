@@ -8,29 +8,55 @@ import pytest
 import torch
 from gguf.quants import dequantize as by_package
 from gguf.quants import quantize
+from servekit.models import dequantize as module
 from servekit.models.dequantize import dequantize
 from servekit.models.gguf_file import GgufTensor
 
-KINDS = ["F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"]
+WRITTEN = ["F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"]
+READ_ONLY = ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL"]
 
 
-@pytest.mark.parametrize("name", KINDS)
-def test_equal_to_the_package(name: str) -> None:
+def tensor_of(name: str, raw: np.ndarray, shape: tuple[int, ...]) -> GgufTensor:
+    return GgufTensor("x", name, int(gguf.GGMLQuantizationType[name]), shape, raw.nbytes, memoryview(raw.tobytes()))
+
+
+@pytest.mark.parametrize("at_once", [256, 1024, 1 << 20])
+@pytest.mark.parametrize("name", WRITTEN)
+def test_equal_to_the_package(monkeypatch: pytest.MonkeyPatch, name: str, at_once: int) -> None:
+    monkeypatch.setattr(module, "_AT_ONCE", at_once)
     kind = gguf.GGMLQuantizationType[name]
     values = np.random.default_rng(1).normal(size=(6, 256)).astype(np.float32)
     raw = quantize(values, kind)
-    tensor = dequantize(GgufTensor("x", name, int(kind), (6, 256), raw.nbytes, memoryview(raw.tobytes())))
+    tensor = dequantize(tensor_of(name, raw, (6, 256)))
     assert np.array_equal(tensor.float().numpy(), by_package(raw, kind))
     # The copy may be changed, and outlives the file.
     tensor.zero_()
 
 
-@pytest.mark.parametrize("name", ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL"])
-def test_kinds_that_the_package_only_reads(name: str) -> None:
+@pytest.mark.parametrize("at_once", [256, 1024, 1 << 20])
+@pytest.mark.parametrize("name", READ_ONLY)
+def test_kinds_that_the_package_only_reads(monkeypatch: pytest.MonkeyPatch, name: str, at_once: int) -> None:
+    monkeypatch.setattr(module, "_AT_ONCE", at_once)
     kind = gguf.GGMLQuantizationType[name]
     block, size = gguf.GGML_QUANT_SIZES[kind]
-    raw = np.random.default_rng(1).integers(0, 60, size=(3, 512 // block * size), dtype=np.uint8)
-    tensor = dequantize(GgufTensor("x", name, int(kind), (3, 512), raw.nbytes, memoryview(raw.tobytes())))
-    assert tensor.shape == (3, 512)
+    # Every byte comes up, also where it is half of a float16: some are infinite or no number.
+    raw = np.random.default_rng(1).integers(0, 256, size=(30, 512 // block * size), dtype=np.uint8)
+    with np.errstate(all="ignore"):
+        tensor, expected = dequantize(tensor_of(name, raw, (30, 512))), by_package(raw, kind)
+    assert tensor.shape == (30, 512)
     assert tensor.dtype == torch.float32
-    assert np.array_equal(tensor.numpy(), by_package(raw, kind), equal_nan=True)
+    assert np.array_equal(tensor.numpy(), expected, equal_nan=True)
+    assert np.isfinite(expected).mean() > 0.8
+
+
+@pytest.mark.parametrize("name", ["F16", "Q8_0", "Q4_0"])
+def test_a_part_is_unpacked_alone(name: str) -> None:
+    kind = gguf.GGMLQuantizationType[name]
+    values = np.random.default_rng(1).normal(size=(3, 4, 64)).astype(np.float32)
+    whole = tensor_of(name, quantize(values, kind), (3, 4, 64))
+    for index in range(3):
+        assert torch.equal(dequantize(whole.part(index)), dequantize(whole)[index])
+    with pytest.raises(ValueError, match="no part 3"):
+        whole.part(3)
+    with pytest.raises(ValueError, match="no part 0"):
+        whole.part(0).part(0)

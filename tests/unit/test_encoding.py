@@ -66,7 +66,7 @@ def test_what_can_not_fit_is_refused_without_counting(tmp_path: Path, monkeypatc
     made = encoder(tmp_path)
     # The longest token, <|im_start|>, has 12 characters.
     assert len(made.encode_prompt("<|im_start|>" * CONTEXT)) == CONTEXT
-    monkeypatch.setattr(made, "_tokenizer", None)
+    monkeypatch.setattr(made, "_encoder", None)
     for encode in (made.encode_prompt, made.encode_rendered):
         with pytest.raises(Refusal) as caught:
             encode("x" * (24 * CONTEXT))

@@ -70,8 +70,14 @@ class Answers:
                 found[name] = found[name] + value if name in found else value
 
 
-def generate(runner: TorchRunner, bodies: list[Any], *, pages: int = 60, chunk: int = 64) -> Answers:
-    scheduler = Scheduler(SchedulerConfig(8, 64, chunk, chunk, PAGE, pages, 128, VOCAB, ()))
+def scheduler_of(pages: int = 60, chunk: int = 64) -> Scheduler:
+    return Scheduler(SchedulerConfig(8, 64, chunk, chunk, PAGE, pages, 128, VOCAB, ()))
+
+
+def generate(
+    runner: TorchRunner, bodies: list[Any], *, pages: int = 60, chunk: int = 64, scheduler: Scheduler | None = None
+) -> Answers:
+    scheduler = scheduler or scheduler_of(pages, chunk)
     for body in bodies:
         scheduler.add(body.rid, body)
     answers = Answers()
@@ -202,6 +208,26 @@ def test_a_resumed_request_goes_on_as_if_nothing_had_happened(runner: TorchRunne
             assert not any(name.startswith("input") for name in columns)
             values = floats(whole.columns[rid]["output_token_logprobs_val"])[done:]
             assert np.allclose(floats(columns["output_token_logprobs_val"]), values, atol=1e-4)
+
+
+@pytest.mark.parametrize("chunk", [64, 9])
+def test_a_cached_prefix_changes_nothing(runner: TorchRunner, chunk: int) -> None:
+    """Computed in this very step, by an earlier request, or not cached at all: same tokens, same logprobs."""
+    stem, wish = prompt(22, 1), {"top_logprobs_num": 3}
+    bodies = [ask(rid, stem[: 22 - rid] + prompt(5, rid), wish, max_new_tokens=8, temperature=0.7) for rid in range(6)]
+    bodies.append(ask(6, stem + prompt(5, 0) + prompt(3, 9), {"logprob_start_len": 18, **wish}))
+    scheduler = scheduler_of(chunk=chunk)
+    once = generate(runner, bodies, scheduler=scheduler)
+    assert scheduler.state()["pages_cached"] > 10
+    again = generate(runner, bodies, scheduler=scheduler)
+    for body in bodies:
+        everything = np.frombuffer(body.input_ids, "<u4").tolist() + once.ids[body.rid]
+        assert again.ids[body.rid] == once.ids[body.rid] == generate(runner, [body]).ids[body.rid]
+        at = range(len(everything) - len(once.ids[body.rid]), len(everything))
+        for answers in (once, again):
+            check(answers.columns[body.rid], "output", everything, at, 3, [])
+    assert "input_token_logprobs_val" in again.columns[6]
+    check(again.columns[6], "input", everything, range(18, 30), 3, [])
 
 
 def test_penalties_count_through_scheduler_and_retraction(runner: TorchRunner) -> None:

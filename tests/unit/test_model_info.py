@@ -17,6 +17,7 @@ from servekit.config.model_info import (
 )
 
 CONFIG = {"architectures": ["LlamaForCausalLM"], "vocab_size": 100, "max_position_embeddings": 64, "eos_token_id": 2}
+YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
 ADDED = [
     {"id": 0, "content": "<unk>", "special": True},
     {"id": 1, "content": "<s>", "special": True},
@@ -76,6 +77,11 @@ def test_end_of_turn_needs_a_special_token_and_knows_messages_within_an_answer()
             | {"text_config": {"vocab_size": 9, "max_position_embeddings": 7}},
             ("LlamaForCausalLM", 7, 9),
         ),
+        ({"rope_scaling": YARN}, ("LlamaForCausalLM", 128, 100)),
+        ({"rope_parameters": YARN | {"rope_type": "yarn"}}, ("LlamaForCausalLM", 128, 100)),
+        ({"rope_scaling": YARN, "max_position_embeddings": 200}, ("LlamaForCausalLM", 200, 100)),
+        ({"rope_scaling": YARN | {"type": "linear"}}, ("LlamaForCausalLM", 64, 100)),
+        ({"rope_scaling": {"type": "yarn"}}, ("LlamaForCausalLM", 64, 100)),
     ],
 )
 def test_weights_info(tmp_path: Path, change: dict[str, Any], expected: tuple[str, int, int]) -> None:

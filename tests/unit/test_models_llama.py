@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-import math
 from pathlib import Path
 
 import gguf
 import numpy as np
 import pytest
 import torch
-from servekit.engine.attention import TorchAttention
-from servekit.engine.kv_cache import KvPool
 from servekit.engine.linear import linear_kinds
-from servekit.engine.plan import Plan, SamplingColumns
-from servekit.models.registry import load_model, read_config
+from servekit.models.registry import read_config
 from servekit.models.weights import WeightError
 
 from tests.unit.llama_reference import CONFIG, reference, save_folder, tensors
+from tests.unit.model_steps import Engine, check, close
+from tests.unit.tiny_gguf import save_gguf
 
-PAGE = 4
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 LLAMA3["original_max_position_embeddings"] = 16
 VARIANTS = {
@@ -33,104 +31,22 @@ VARIANTS = {
 }
 
 
-def save_gguf(path: Path, c: dict, w: dict[str, torch.Tensor]) -> Path:
-    """As llama.cpp's converter does: rotary pairs of q and k side by side."""
-    writer = gguf.GGUFWriter(path, "llama")
-    writer.add_block_count(c["num_hidden_layers"])
-    writer.add_embedding_length(c["hidden_size"])
-    writer.add_feed_forward_length(c["intermediate_size"])
-    writer.add_head_count(c["num_attention_heads"])
-    writer.add_head_count_kv(c["num_key_value_heads"])
-    writer.add_key_length(c["head_dim"])
-    writer.add_context_length(c["max_position_embeddings"])
-    writer.add_layer_norm_rms_eps(c["rms_norm_eps"])
-    writer.add_rope_freq_base(c["rope_theta"])
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, c["num_hidden_layers"])
-    for name, tensor in w.items():
-        own = names.get_name(name, (".weight", ".bias"))
-        for part, heads in (("q_proj", c["num_attention_heads"]), ("k_proj", c["num_key_value_heads"])):
-            if part in name:
-                tensor = tensor.view(heads, 2, -1, *tensor.shape[1:]).transpose(1, 2).reshape(tensor.shape)
-        writer.add_tensor(own, tensor.contiguous().numpy())
-    if "llama3" in str(c.get("rope_scaling")):
-        divisors = []
-        for j in range(c["head_dim"] // 2):
-            length = 2 * math.pi * c["rope_theta"] ** (2 * j / c["head_dim"])
-            smooth = min(max((16 / length - 1) / 3, 0), 1)
-            divisors.append(1 / ((1 - smooth) / 8 + smooth))
-        writer.add_tensor("rope_freqs.weight", np.array(divisors, np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
-
-
-class Engine:
-    """A model over a small pool; `step` computes the next tokens of some sequences."""
-
-    def __init__(self, path: Path, kind: str = "torch") -> None:
-        cpu, self.progress = torch.device("cpu"), []
-        config = read_config(path)
-        linear = linear_kinds(float32_only=False)[kind]
-        self.model = load_model(path, config, linear, torch.float32, cpu, lambda *p: self.progress.append(p))
-        pool = KvPool(config.layers, config.kv_heads, config.head_size, 100, PAGE, torch.float32, cpu)
-        self.attention = TorchAttention(pool, config.heads, config.head_size, torch.float32, cpu)
-
-    def step(self, rows: list[tuple[int, int, list[int]]]) -> torch.Tensor:
-        """Logits of each row's last token; a row is (sequence, tokens computed before, new tokens)."""
-        starts = np.array([start for _, start, _ in rows])
-        counts = np.array([len(ids) for _, _, ids in rows])
-        # Pages of a sequence are scattered over the pool, and padded with page 0.
-        tables = np.zeros((len(rows), 16), np.int64)
-        for row, (sequence, start, ids) in enumerate(rows):
-            used = -(-(start + len(ids)) // PAGE)
-            tables[row, :used] = 1 + sequence + 6 * ((np.arange(used) * 5) % 16)
-        none = np.zeros(0, np.float32)
-        columns = SamplingColumns(none, none, none, none, none, none)
-        plan = Plan(
-            1, np.array([i for _, _, ids in rows for i in ids]), starts, counts, tables, np.arange(len(rows)), columns
-        )
-        with torch.inference_mode():
-            positions = self.attention.begin(plan)
-            last = torch.from_numpy(np.cumsum(counts) - 1)
-            return self.model(torch.from_numpy(plan.ids), positions, last, self.attention).clone()
-
-
 def sequences() -> list[list[int]]:
     generator = np.random.default_rng(3)
     return [generator.integers(0, 101, size=n).tolist() for n in (1, 2, 9, 17, 30, 41)]
 
 
-def close(found: torch.Tensor, expected: torch.Tensor) -> None:
-    assert torch.allclose(found.double(), expected, atol=1e-4, rtol=0), (found.double() - expected).abs().max()
-
-
-def check(engine: Engine, c: dict, w: dict[str, torch.Tensor]) -> None:
-    """Prefill, chunked prefill and decode, alone and in one batch, give the reference's logits."""
+def check_all(engine: Engine, c: dict, w: dict[str, torch.Tensor]) -> None:
+    """Every way to compute gives the reference's logits."""
     expected = [reference(c, w, ids) for ids in sequences()]
-    for s, ids in enumerate(sequences()):
-        close(engine.step([(s, 0, ids)])[0], expected[s][-1])
-        for n in range(min(len(ids), 12)):
-            close(engine.step([(s, n, ids[n : n + 1])])[0], expected[s][n])
-    everyone = list(enumerate(sequences()))
-    found = engine.step([(s, 0, ids[: max(1, len(ids) // 3)]) for s, ids in everyone])
-    for s, ids in everyone:
-        close(found[s], expected[s][max(1, len(ids) // 3) - 1])
-    rows = [(s, len(ids) // 3, ids[len(ids) // 3 : -1]) for s, ids in everyone if len(ids) > 8]
-    rows.append((1, 1, sequences()[1][1:]))
-    for (s, start, ids), logits in zip(rows, engine.step(rows), strict=True):
-        close(logits, expected[s][start + len(ids) - 1])
-    rows = [(s, len(ids) - 1, ids[-1:]) for s, ids in everyone]
-    for (s, start, _), logits in zip(rows, engine.step(rows), strict=True):
-        close(logits, expected[s][start])
+    check(engine, sequences(), lambda s, position, logits: close(logits, expected[s][position]))
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_folder(tmp_path: Path, variant: str) -> None:
     c = CONFIG | VARIANTS[variant]
     w = tensors(c)
-    check(Engine(save_folder(tmp_path / "m", c, w)), c, w)
+    check_all(Engine(save_folder(tmp_path / "m", c, w)), c, w)
 
 
 @pytest.mark.parametrize("kind", ["onednn", "fbgemm-fp16"])
@@ -140,13 +56,13 @@ def test_other_linear_layers(tmp_path: Path, kind: str) -> None:
     c = CONFIG | VARIANTS["biased"]
     # Numbers that float16 holds exactly, so that rounded weights are the same weights.
     w = {name: tensor.half().float() for name, tensor in tensors(c).items()}
-    check(Engine(save_folder(tmp_path / "m", c, w), kind), c, w)
+    check_all(Engine(save_folder(tmp_path / "m", c, w), kind), c, w)
 
 
 def test_sharded_folder(tmp_path: Path) -> None:
     w = tensors(CONFIG)
     engine = Engine(save_folder(tmp_path / "m", CONFIG, w, shards=3))
-    check(engine, CONFIG, w)
+    check_all(engine, CONFIG, w)
     assert engine.progress[-1] == (len(w), len(w))
     assert [done for done, _ in engine.progress] == list(range(1, len(w) + 1))
 
@@ -155,19 +71,19 @@ def test_sharded_folder(tmp_path: Path) -> None:
 def test_gguf(tmp_path: Path, variant: str) -> None:
     c = CONFIG | VARIANTS[variant]
     w = tensors(c)
-    check(Engine(save_gguf(tmp_path / "m.gguf", c, w)), c, w)
+    check_all(Engine(save_gguf(tmp_path / "m.gguf", c, w)), c, w)
 
 
 def test_bfloat16_checkpoint_is_computed_in_float32(tmp_path: Path) -> None:
     w = {name: tensor.bfloat16() for name, tensor in tensors(CONFIG).items()}
-    check(Engine(save_folder(tmp_path / "m", CONFIG, w)), CONFIG, w)
+    check_all(Engine(save_folder(tmp_path / "m", CONFIG, w)), CONFIG, w)
 
 
 def test_an_unknown_architecture_names_the_known_ones(tmp_path: Path) -> None:
     folder = save_folder(tmp_path / "m", CONFIG | {"architectures": ["GPT2LMHeadModel"]}, {})
     with pytest.raises(
         WeightError,
-        match=r"GPT2LMHeadModel is not known; known are LlamaForCausalLM, .* in folders and llama in GGUF files",
+        match=r"GPT2LMHeadModel is not known; known are LlamaForCausalLM, .* in folders and llama, .* in GGUF",
     ):
         read_config(folder)
     writer = gguf.GGUFWriter(tmp_path / "m.gguf", "mamba")
@@ -184,7 +100,10 @@ def test_an_unknown_architecture_names_the_known_ones(tmp_path: Path) -> None:
     [
         ({"hidden_act": "gelu"}, "gelu"),
         ({"num_key_value_heads": 4}, "impossible sizes"),
-        ({"rope_scaling": {"type": "yarn", "factor": 2.0}}, "yarn"),
+        ({"rope_scaling": {"type": "longrope", "factor": 2.0}}, "longrope.* known are linear, dynamic, llama3, yarn"),
+        ({"rope_scaling": {"type": "linear", "factor": 0}}, "impossible rope"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "quantized by 'fp8'"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5"),
         ({"rope_scaling": {"type": "linear"}}, "lacks 'factor'"),
         ({"hidden_size": "big"}, "can't be read"),
         ({"intermediate_size": 64}, "has the shape"),
@@ -207,6 +126,56 @@ def test_damaged_weights_say_so(tmp_path: Path) -> None:
     file.unlink()
     with pytest.raises(WeightError, match=r"no \.safetensors file"):
         Engine(folder)
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "../../x.safetensors"}}))
+
+
+def test_an_index_is_held_to_its_files(tmp_path: Path) -> None:
+    folder = save_folder(tmp_path / "m", CONFIG, tensors(CONFIG), shards=2)
+    file = folder / "model.safetensors.index.json"
+    index = json.loads(file.read_text())
+
+    def write(**changes: str) -> None:
+        file.write_text(json.dumps(index | {"weight_map": index["weight_map"] | changes}))
+
+    write(extra="model-00001-of-00002.safetensors")
+    with pytest.raises(WeightError, match=r"places tensor 'extra' in model-00001-of-00002.safetensors, which lacks it"):
+        Engine(folder)
+    write(extra="../../x.safetensors")
     with pytest.raises(WeightError, match="outside its folder"):
         Engine(folder)
+    write(extra="model-00003-of-00002.safetensors")
+    with pytest.raises(WeightError, match=r"can't be read: .*model-00003"):
+        Engine(folder)
+    file.write_text("{")
+    with pytest.raises(WeightError, match="can't be read"):
+        Engine(folder)
+
+
+def test_a_second_copy_of_the_weights_is_left_alone(tmp_path: Path) -> None:
+    w = tensors(CONFIG)
+    folder = save_folder(tmp_path / "m", CONFIG, w)
+    (folder / "consolidated.safetensors").write_bytes(b"of another layout")
+    check_all(Engine(folder), CONFIG, w)
+
+
+def test_a_head_that_is_not_the_embedding_has_to_be_there(tmp_path: Path) -> None:
+    w = tensors(CONFIG)
+    del w["lm_head.weight"]
+    with pytest.raises(WeightError, match=r"lack the tensor 'lm_head\.weight'"):
+        Engine(save_folder(tmp_path / "m", CONFIG, w))
+
+
+def test_a_gguf_tensor_that_is_missing_goes_by_the_files_name(tmp_path: Path) -> None:
+    w = tensors(CONFIG)
+    del w["model.layers.1.mlp.up_proj.weight"]
+    with pytest.raises(WeightError, match=r"lack the tensor 'blk\.1\.ffn_up\.weight'"):
+        Engine(save_gguf(tmp_path / "m.gguf", CONFIG, w))
+
+
+@pytest.mark.parametrize("variant", [{}, {"tie_word_embeddings": True}])
+def test_progress_ends_full(tmp_path: Path, variant: dict) -> None:
+    c = CONFIG | variant
+    # Weights that a tied model does not need, as some checkpoints have.
+    engine = Engine(save_folder(tmp_path / "m", c, tensors(CONFIG)))
+    total = len(tensors(CONFIG))
+    assert engine.progress[-1] == (total, total)
+    assert all(before < after for (before, _), (after, _) in itertools.pairwise(engine.progress))

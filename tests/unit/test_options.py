@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from servekit.config import ModelInfo
 from servekit.tokenizer import options as opt
 from servekit.tokenizer.refusal import Refusal
 
@@ -16,13 +17,20 @@ def options(**fields: Any) -> opt.GenerationOptions:
 
 
 def params(defaults: dict[str, float] | None = None, **fields: Any) -> Any:
-    return opt.sampling_params(options(**fields), 10, defaults or {}, 1)
+    model = ModelInfo(
+        path="", format="folder", name="m", architecture="x", max_model_len=100, vocab_size=50, tokenizer_file="",
+        chat_template=None, bos_token=None, eos_token=None, bos_id=None, add_bos=False, end_ids=[],
+        default_sampling=defaults or {},
+    )  # fmt: skip
+    return opt.sampling_params(options(**fields), 10, model, 1)
 
 
 def test_openais_defaults() -> None:
     made = params()
     assert (made.temperature, made.top_p, made.top_k, made.min_p, made.seed) == (1.0, 1.0, -1, 0.0, 1)
     assert (made.max_new_tokens, made.min_new_tokens, made.stop_token_ids, made.ignore_eos) == (10, 0, [], False)
+    assert (made.presence_penalty, made.frequency_penalty, made.repetition_penalty) == (0.0, 0.0, 1.0)
+    assert made.logit_bias is None
 
 
 def test_the_client_goes_before_the_model() -> None:
@@ -31,6 +39,22 @@ def test_the_client_goes_before_the_model() -> None:
     assert (made.temperature, made.top_p, made.top_k, made.min_p) == (0.3, 0.4, 5, 0.6)
     made = params(defaults, temperature=0, top_p=1, top_k=-1, min_p=0)
     assert (made.temperature, made.top_p, made.top_k, made.min_p) == (0, 1, -1, 0)
+
+
+def test_penalties_and_biases_are_handed_on() -> None:
+    made = params(presence_penalty=2, frequency_penalty=-2, repetition_penalty=1.25, logit_bias={"49": -100, "0": 0.5})
+    assert (made.presence_penalty, made.frequency_penalty, made.repetition_penalty) == (2, -2, 1.25)
+    assert made.logit_bias == {49: -100, 0: 0.5}
+    assert params(logit_bias={}).logit_bias is None
+    assert params({"repetition_penalty": 1.5}).repetition_penalty == 1.5
+    assert params({"repetition_penalty": 1.5}, repetition_penalty=1).repetition_penalty == 1
+
+
+@pytest.mark.parametrize("fields", [{"logit_bias": {"50": 1}}, {"stop_token_ids": [3, 50]}])
+def test_ids_outside_the_vocabulary_are_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(Refusal) as caught:
+        params(**fields)
+    assert caught.value.param == next(iter(fields))
 
 
 @pytest.mark.parametrize(("given", "used"), [(0, -1), (-1, -1), (1, 1), (10**18, 2**31 - 1)])

@@ -249,13 +249,15 @@ def test_close_all_ends_everyone_once() -> None:
     assert sorted(rows.ends) == [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(30))
 def test_random_lives(seed: int) -> None:
     """Random lengths, stops and aborts over a pool that is far too small: one end each, and no page lost."""
     rng = random.Random(seed)
     pages = rng.choice((3, 6, 20))
     sizes = {"page": rng.choice((1, 4, 5)), "pages": pages, "max_running": rng.choice((1, 3, 8))}
-    scheduler = Scheduler(config(**sizes, max_prefill_tokens=rng.choice((5, 64)), chunked_prefill_size=5))
+    sizes |= {"policy": rng.choice(("fcfs", "lpm", "priority")), "prefix_cache": rng.random() < 0.8}
+    sizes |= {"max_prefill_tokens": rng.choice((5, 64)), "chunked_prefill_size": rng.choice((3, 5))}
+    scheduler = Scheduler(config(**sizes))
     dummy, rows = DummyRunner(VOCAB), Rows()
     in_flight: list[Step] = []
     asked, aborted = 0, set()
@@ -268,7 +270,13 @@ def test_random_lives(seed: int) -> None:
                 "stop_token_ids": rng.choice(([], [9])),
             }
             params["min_new_tokens"] = rng.choice((0, 2))
-            scheduler.add(asked, body(asked, rng.randrange(0, 24), **params))
+            # Many begin alike, some with tokens that others generated.
+            begin = rng.choice((6, 6, 40, rng.randrange(VOCAB)))
+            prompt = [(begin + i) % VOCAB for i in range(rng.randrange(0, 24))]
+            if rows.ids and rng.random() < 0.3:
+                prompt += rows.ids[rng.choice(list(rows.ids))][:20]
+            params |= {"salt": rng.choice((None, None, "a")), "priority": rng.randrange(3)}
+            scheduler.add(asked, body(asked, prompt, **params))
             asked += 1
         if asked and rng.random() < 0.15:
             rid = rng.randrange(asked)
@@ -282,8 +290,13 @@ def test_random_lives(seed: int) -> None:
                 scheduler.abort(rng.randrange(asked))
                 rows.take(scheduler.take_batch())
             scheduler.complete(step, dummy.launch(step.plan))
+        check_pages(scheduler)
         rows.take(scheduler.take_batch())
+        if rng.random() < 0.02:
+            scheduler.flush_cache()
     drain(scheduler, rows)
+    assert scheduler.flush_cache()
+    assert scheduler.state()["pages_free"] == pages
     assert sorted(rows.ends) == list(range(asked))
 
 

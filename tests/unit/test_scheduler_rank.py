@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import logging
 import threading
 from collections import deque
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,10 +16,14 @@ from servekit.messages.batches import BatchEmbeddingOutput, BatchTokenIDOutput
 from servekit.messages.envelope import Envelope, Kind, Load
 from servekit.messages.requests import (
     AbortReq,
+    ContinueReq,
     ControlReply,
+    FlushCacheReq,
     GetStateReq,
     PauseReq,
+    ProfileReq,
     SamplingParams,
+    SetLogLevelReq,
     TokenizedEmbeddingReqInput,
     TokenizedGenerateReqInput,
 )
@@ -64,7 +70,7 @@ class FakeLink:
 
 def generate(rid: int, prompt: int = 5, **params: Any) -> tuple[Envelope, Any]:
     sampling = SamplingParams(**{"max_new_tokens": 4, "ignore_eos": True, "seed": rid, **params})
-    body = TokenizedGenerateReqInput(rid, np.arange(prompt, dtype="<u4").tobytes(), sampling)
+    body = TokenizedGenerateReqInput(rid, np.arange(rid, rid + prompt, dtype="<u4").tobytes(), sampling)
     return Envelope(Kind.GENERATE, rid, dispatch=rid), body
 
 
@@ -174,8 +180,66 @@ def test_state_shows_what_is_held() -> None:
 
 
 def test_what_it_can_not_do_is_said() -> None:
-    link = run([[control(Kind.PAUSE, PauseReq())]])
-    assert link.replies == [(77, ControlReply(False, "PAUSE is not supported by this engine"))]
+    link = run([[control(Kind.LOAD_ADAPTER, None)]])
+    assert link.replies == [(77, ControlReply(False, "LOAD_ADAPTER is not supported by this engine"))]
+
+
+def test_a_paused_rank_computes_nothing_until_it_goes_on() -> None:
+    pause, go_on = control(Kind.PAUSE, PauseReq(), 1), control(Kind.CONTINUE, ContinueReq(), 2)
+    abort = control(Kind.ABORT, AbortReq(2), 2)
+    ask = control(Kind.GET_STATE, GetStateReq(), 3)
+    link = run([[generate(1), generate(2)], [pause, generate(3)], [abort], [ask], [go_on]])
+    assert [reply.ok for _, reply in link.replies] == [True] * 3
+    # While it is paused it waits for messages, reports its load and closes what is aborted.
+    assert link.timeouts[:5] == [None, 0.0, None, None, None]
+    assert [batch.rids for batch, _ in link.sent[:4]] == [[1, 2], [], [2], [1, 3]]
+    state = json.loads(link.replies[1][1].data)
+    assert (state["paused"], state["running"], state["waiting"]) == (True, 1, 1)
+    assert ends(link) == {1: "length", 2: "abort", 3: "length"}
+
+
+def test_the_cache_is_flushed_when_nothing_runs() -> None:
+    flush = control(Kind.FLUSH_CACHE, FlushCacheReq())
+    link = run([[flush, generate(1)], [flush]])
+    assert [(reply.ok, reply.message) for _, reply in link.replies] == [
+        (True, ""),
+        (False, "1 requests are live, and what they hold stays"),
+    ]
+
+
+def test_a_log_level_holds_for_the_process() -> None:
+    root = logging.getLogger()
+    before = root.level
+    try:
+        link = run([[control(Kind.SET_LOG_LEVEL, SetLogLevelReq(level)) for level in ("error", "loud")]])
+        assert [reply.ok for _, reply in link.replies] == [True, False]
+        assert root.level == logging.ERROR
+    finally:
+        root.setLevel(before)
+
+
+def test_a_profile_is_written_where_it_is_wanted(tmp_path: Path) -> None:
+    def profile(start: bool, folder: str = "") -> tuple[Envelope, Any]:
+        return control(Kind.PROFILE, ProfileReq(start, folder))
+
+    where = tmp_path / "traces"
+    link = run([[profile(False), profile(True, str(where)), profile(True), generate(1)], [], [], [], [profile(False)]])
+    assert [reply.ok for _, reply in link.replies] == [False, True, False, True]
+    told = json.loads(link.replies[-1][1].data)
+    assert told["steps"] == 4 and Path(told["path"]).parent == where
+    assert json.loads(Path(told["path"]).read_text())["traceEvents"] is not None
+    nowhere = tmp_path / "file"
+    nowhere.write_text("")
+    ((_, reply),) = run([[profile(True, str(nowhere))]]).replies
+    assert not reply.ok and "the profile failed" in reply.message
+
+
+def test_a_profile_that_nobody_stops_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("servekit.scheduler.profiling.MAX_STEPS", 2)
+    start = control(Kind.PROFILE, ProfileReq(True, str(tmp_path)))
+    link = run([[start, generate(1)], [], [], [], [control(Kind.PROFILE, ProfileReq(False))]])
+    assert [(reply.ok, reply.message) for _, reply in link.replies] == [(True, ""), (False, "no profile is running")]
+    assert [path.name.rpartition("-2-")[2] for path in tmp_path.iterdir()] == ["steps.json"]
 
 
 def test_a_stopped_rank_ends_everyone_with_an_error() -> None:

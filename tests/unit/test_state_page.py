@@ -43,15 +43,16 @@ def test_another_process_reads_what_this_one_writes(page):
     page.set_process("scheduler", 1, 6, 60)
     page.phase = 1
     page.mark_ready()
-    page.worker_add(2, "prompt_tokens", 7)
+    page.count_tokens(2, 1, 7, 3, 1)
     program = (
         "import sys; from servekit import _core; p = _core.StatePage.open(sys.argv[1]); s = p.snapshot();"
         "p.worker_add(2, 'requests', 2);"
-        "print(p.phase, p.ready_once, s['control']['pid'], s['workers'][2], s['ranks'][1]['epoch'])"
+        "print(p.phase, p.ready_once, s['control']['pid'], s['workers'][2], s['ranks'][1]['epoch'],"
+        "s['ranks'][1]['prompt_tokens'])"
     )
     done = subprocess.run([sys.executable, "-c", program, page.name], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("1 True 40 {'epoch': 5, 'pid': 50, 'open_streams': 0, ")
-    assert done.stdout.endswith("'aborted': 0} 6\n")
+    assert done.stdout.endswith("'cache_hit_tokens': 0} 6 7\n")
     assert page.snapshot()["workers"][2]["requests"] == 2
 
 
@@ -78,11 +79,28 @@ def test_numbers_stop_at_zero(page):
 def test_a_new_life_of_a_worker_holds_nothing_and_its_totals_stay(page):
     page.set_process("http", 0, 1, 10)
     page.reserve(0, 2, 20, 8)
-    page.worker_add(0, "generation_tokens", 9)
+    page.worker_add(0, "requests", 9)
     page.set_process("http", 0, 2, 11)
     worker = page.snapshot()["workers"][0]
     assert (worker["epoch"], worker["pid"], worker["open_streams"], worker["reserved_tokens"]) == (2, 11, 0, 0)
-    assert worker["generation_tokens"] == 9
+    assert worker["requests"] == 9
+
+
+def test_what_a_dead_worker_counted_stays_and_what_it_held_is_gone(page):
+    page.set_process("http", 1, 1, 10)
+    page.reserve(1, 2, 20, 8)
+    page.count_tokens(1, 0, 5, 2, 9)
+    page.observe(1, "gap", 0.02, 3)
+    page.end_process("http", 1)
+    page.end_process("control", 0)
+    state = page.snapshot()
+    assert [state["workers"][1][name] for name in ("pid", "open_streams", "reserved_tokens")] == [0, 0, 0]
+    names = ("prompt_tokens", "cached_tokens", "generation_tokens")
+    assert [state["ranks"][0][name] for name in names] == [5, 2, 9]
+    bounds, counts, total = page.histograms()["gap"]
+    assert counts[bounds.index(0.02)] == sum(counts) == 3
+    assert len(counts) == len(bounds) + 1
+    assert total == pytest.approx(0.06)
 
 
 def test_nothing_was_heard_of_control_before_it_runs(page):
@@ -103,6 +121,8 @@ def test_wrong_arguments_raise(page):
         lambda: page.set_process("nobody", 0, 1, 1),
         lambda: page.set_process("http", 3, 1, 1),
         lambda: page.worker_add(0, "pid", 1),
+        lambda: page.observe(0, "pid", 1.0),
+        lambda: page.end_process("nobody", 0),
         lambda: setattr(page, "phase", 4),
     ):
         with pytest.raises(_core.SettingError):

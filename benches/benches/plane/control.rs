@@ -1,12 +1,11 @@
 //! The whole control process under 256 streams at a step a millisecond: how much of a core it takes.
 
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use servekit_benches::token_step_of;
+use servekit_benches::{VOCABULARY, token_step};
 
 use crate::figures::{Figures, cpu_time};
-use crate::peers::{Folder, Peer, rank::stream};
+use crate::peers::{Folder, Peer};
 use crate::router::{activate, start};
 
 /// Time between two steps.
@@ -14,17 +13,11 @@ pub(crate) const PERIOD: Duration = Duration::from_millis(1);
 const STREAMS: usize = 256;
 const WORKERS: usize = 2;
 const SAMPLES: usize = 5;
-/// Bodies that a rank sends in turn, so that text is not always the same.
-const BODIES: usize = 50;
 
 pub(crate) fn run(figures: &mut Figures) {
     let folder = Folder::new();
-    let tokenizer = std::env::var_os("SERVEKIT_BENCH_TOKENIZER").map(PathBuf::from);
-    let tokenizer = tokenizer.unwrap_or_else(|| {
-        let path = folder.path().join("tokenizer.json");
-        std::fs::write(&path, servekit_benches::tokenizer_json()).expect("a file");
-        path
-    });
+    let tokenizer = folder.path().join("tokenizer.json");
+    std::fs::write(&tokenizer, servekit_benches::tokenizer()).expect("a file");
     let plane = start(folder.path(), WORKERS, 1, Some(&tokenizer));
     let mut rank = Peer::start("stepper", folder.path(), &[STREAMS, WORKERS]);
     activate(&plane);
@@ -45,8 +38,7 @@ pub(crate) fn run(figures: &mut Figures) {
     assert_eq!(state["in_flight"], STREAMS, "nobody finished: {state}");
 }
 
-/// What a rank sends in turn: a token each for all streams.
-pub(crate) fn step_bodies(streams: usize, workers: usize) -> Vec<Vec<u8>> {
-    let ids = |body: usize| move |row: usize| ((row * 31 + body * 7) % 90) as u32;
-    (0..BODIES).map(|body| token_step_of(streams, |row| stream(row, workers).0, ids(body))).collect()
+/// What a rank sends: a token each for all streams.
+pub(crate) fn step_body(streams: usize, workers: usize) -> Vec<u8> {
+    token_step(streams, workers, VOCABULARY, 0)
 }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use servekit_benches::{scan, str_step};
 use servekit_core::fanout::{Sent, SocketMapping};
-use servekit_core::router::frames::batch_str;
+use servekit_core::router::frames::batch;
 use servekit_core::split::split_by_worker;
 use servekit_core::wire::Kind;
 use servekit_zmq::{Context, Message};
@@ -49,7 +49,7 @@ impl Sender {
     /// One step: scanned, split, sent.
     fn send(&mut self) {
         for part in split_by_worker(&scan(Kind::BatchStr, &self.body)) {
-            let frames = vec![Message::from(batch_str(EPOCH, part.rows)), Message::from_shared(part.body)];
+            let frames = vec![Message::from(batch(EPOCH, Kind::BatchStr, part.rows)), Message::from_shared(part.body)];
             let sent = self.mapping.send_output(part.route, frames);
             assert_eq!(sent.expect("a socket"), Sent::Yes);
         }

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use servekit_benches::{str_step, token_step, token_step_top5};
+use servekit_benches::{VOCABULARY, str_step, token_step};
 
 /// Writes bodies of all kinds and sizes to a folder.
 pub(crate) fn write(folder: &Path) {
@@ -11,14 +11,9 @@ pub(crate) fn write(folder: &Path) {
     };
     for rows in [1, 16, 64, 256, 1024] {
         for workers in [1, 4, 16] {
-            let id = |row| 260 + row as u32;
             write(format!("str_b{rows}_w{workers}"), str_step(rows, workers));
-            write(format!("tokenid_b{rows}_w{workers}"), token_step(rows, workers, id));
-            write(format!("tokenid_top5_b{rows}_w{workers}"), token_step_top5(rows, workers, id));
-        }
-        for turn in 0..10 {
-            let id = |row| 300 + (row * 31 + turn * 7) as u32;
-            write(format!("detok_b{rows}_w4_{turn}"), token_step(rows, 4, id));
+            write(format!("tokenid_b{rows}_w{workers}"), token_step(rows, workers, VOCABULARY, 0));
+            write(format!("tokenid_top5_b{rows}_w{workers}"), token_step(rows, workers, VOCABULARY, 5));
         }
     }
 }

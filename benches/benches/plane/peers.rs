@@ -1,7 +1,7 @@
 //! The processes around the one that is measured, as roles of this program.
 
 mod drain;
-pub(crate) mod rank;
+mod rank;
 mod worker;
 
 use std::io::{BufRead, BufReader};

@@ -45,6 +45,8 @@ pub(crate) fn start(folder: &Path, workers: usize, shards: usize, tokenizer: Opt
         state_page: None,
         rank_wait: Duration::from_secs(60),
         max_queued: 1 << 30,
+        max_queued_tokens: u64::MAX,
+        resume_memory: 256 << 20,
         build: "bench".to_owned(),
         max_unacknowledged: MAX_UNACKNOWLEDGED,
         endpoints: None,

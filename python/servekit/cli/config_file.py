@@ -21,6 +21,7 @@ def read_config_file(path: Path, command: click.Command) -> dict[str, Any]:
     Raises:
         click.UsageError: the file can't be read, or names a flag that does not exist.
     """
+    several = {param.name for param in command.params if isinstance(param, click.Option) and param.multiple}
     names = {spelling.lstrip("-"): param.name for param in command.params for spelling in param.opts if param.name}
     values: dict[str, Any] = {}
     for key, value in _read(path).items():
@@ -30,7 +31,11 @@ def read_config_file(path: Path, command: click.Command) -> dict[str, Any]:
             raise click.UsageError(f"--config {path}: {unknown_flag(spelling, sorted(names))}")
         if name in values:
             raise click.UsageError(f"--config {path}: {spelling} is set twice, by two spellings")
-        if not isinstance(value, str | int | float):
+        if name in several and isinstance(value, str | list):
+            value = [value] if isinstance(value, str) else value
+            if not all(isinstance(each, str) for each in value):
+                raise click.UsageError(f"--config {path}: {spelling} must be a text or a list of texts")
+        elif not isinstance(value, str | int | float):
             raise click.UsageError(f"--config {path}: {spelling} must be one plain value, not {type(value).__name__}")
         values[name] = value
     return values

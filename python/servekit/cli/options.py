@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 import re
 from typing import Any
 
@@ -29,22 +30,46 @@ class Size(click.ParamType[int]):
         return int(number) * _UNITS[prefix + ("B" if unit == "B" and prefix else "")]
 
 
+class Texts(click.ParamType[tuple[str, ...]]):
+    """A text, or a JSON list of texts, which is how vLLM spells several: `["https://a.example"]`."""
+
+    name = "texts"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
+        """One or more texts."""
+        if isinstance(value, tuple):
+            return value
+        text = str(value).strip()
+        if not text.startswith("["):
+            return (text,)
+        try:
+            found = json.loads(text)
+        except ValueError:
+            found = None
+        if not isinstance(found, list) or not all(isinstance(each, str) for each in found):
+            self.fail(f"{text!r} is no JSON list of texts", param, ctx)
+        return tuple(found)
+
+
 class Option(click.Option):
     """An option with hidden aliases and a section of the help."""
 
     def __init__(self, *args: Any, aliases: tuple[str, ...] = (), group: str, **kwargs: Any) -> None:
         names, *rest = args
         super().__init__([*names, *aliases], *rest, **kwargs)
-        self.aliases, self.group = aliases, group
+        # A switch names both of its sides: --this/--no-this.
+        self.aliases = {side.strip() for alias in aliases for side in alias.split("/")}
+        self.group = group
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
         """Flag and help, without the aliases."""
-        spellings = self.opts
-        self.opts = [each for each in spellings if each not in self.aliases]
+        opts, secondary = self.opts, self.secondary_opts
+        self.opts = [each for each in opts if each not in self.aliases]
+        self.secondary_opts = [each for each in secondary if each not in self.aliases]
         try:
             return super().get_help_record(ctx)
         finally:
-            self.opts = spellings
+            self.opts, self.secondary_opts = opts, secondary
 
     def get_error_hint(self, ctx: click.Context | None) -> str:
         """The canonical spelling, for messages."""

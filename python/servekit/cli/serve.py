@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +13,8 @@ import click
 from servekit.cli.config_file import read_config_file
 from servekit.cli.flags import FLAGS, MODEL_FLAGS, OTHER, Flag
 from servekit.cli.flags import MODEL as MODEL_GROUP
-from servekit.cli.options import Command, Option, Size, one_line
+from servekit.cli.options import Command, Option, Size, Texts, one_line
+from servekit.config.secrets import take_secrets
 from servekit.config.server_args import CHOICES, ConfigError, ServerArgs, flag_of
 
 PROGRAM = "servekit-serve"
@@ -39,6 +41,8 @@ def parse(arguments: Sequence[str]) -> ServerArgs:
         values["model"] = positional
     args = ServerArgs(**values)
     args.validate()
+    # Only to see that they are fit; who serves takes them again.
+    take_secrets(args)
     return args
 
 
@@ -84,11 +88,15 @@ def _option(flag: Flag) -> Option:
     kind: Any = _type_of(flag.field)
     if kind is bool:
         names = [f"{name}/--no-{name[2:]}", flag.field]
-        return Option(names, group=flag.group, default=default, help=f"{flag.help}  [off]")
+        text = f"{flag.help}  [{'on' if default else 'off'}]"
+        return Option(names, aliases=flag.aliases, group=flag.group, default=default, help=text)
     if flag.field in CHOICES:
         kind = click.Choice(CHOICES[flag.field])
-    elif flag.field == "max_body_size":
+    elif flag.field in _SIZES:
         kind = Size()
+    elif flag.field == "allowed_origins":
+        kind = Texts()
+    repeatable = isinstance(default, tuple)
     shown = _shown(flag, default)
     return Option(
         [name, flag.field],
@@ -96,20 +104,30 @@ def _option(flag: Flag) -> Option:
         group=flag.group,
         type=kind,
         default=default,
+        multiple=repeatable,
+        callback=_joined if repeatable else None,
         metavar=flag.metavar,
         help=f"{flag.help}  [{shown}]" if shown else flag.help,
     )
+
+
+def _joined(ctx: click.Context, param: click.Parameter, value: tuple[str | tuple[str, ...], ...]) -> tuple[str, ...]:
+    """Values of a repeatable flag in one; one spelling may bring several."""
+    parts = [(each,) if isinstance(each, str) else each for each in value]
+    return tuple(itertools.chain.from_iterable(parts))
 
 
 def _shown(flag: Flag, default: Any) -> str:
     """What the help says of the default."""
     if flag.default is not None or default is None:
         return flag.default or ""
-    if flag.field == "max_body_size":
+    if flag.field in _SIZES:
         return f"{default >> 20}MiB"
     return f"{default:g}" if isinstance(default, float) else str(default)
 
 
+_SIZES = ("max_body_size", "resume_memory")
+"""Fields that are bytes."""
 _DEFAULTS = ServerArgs()
 _HINTS = get_type_hints(ServerArgs)
 

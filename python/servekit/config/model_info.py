@@ -152,7 +152,7 @@ def read_weights_info(folder: Path) -> WeightsInfo:
             architecture = str(config.get("model_type") or "unknown")
     return WeightsInfo(
         architecture=architecture,
-        max_model_len=_tokenizer_length(folder) if length is None else length,
+        max_model_len=max(_tokenizer_length(folder) if length is None else length, _yarn_length(config)),
         vocab_size=vocab_size,
         bos_id=next(iter(_ids(config.get("bos_token_id"))), None),
         end_ids=_ids(config.get("eos_token_id")) | _ids(generation.get("eos_token_id")),
@@ -290,6 +290,17 @@ def _first_added_id(post_processor: dict[str, Any] | None) -> int | None:
         case {"type": "BertProcessing" | "RobertaProcessing", "cls": [_, int(first)]}:
             return first
     return None
+
+
+def _yarn_length(config: dict[str, Any]) -> int:
+    """The context that YaRN stretches a model to, 0 without it: who adds it to a file often leaves the old length."""
+    rope = config.get("rope_parameters") or config.get("rope_scaling")
+    match rope:
+        case {"rope_type": "yarn"} | {"type": "yarn"}:
+            match rope:
+                case {"factor": int() | float() as factor, "original_max_position_embeddings": int(original)}:
+                    return int(factor * original)
+    return 0
 
 
 def _tokenizer_length(folder: Path) -> int:

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import msgspec
 
 ENGINES = ("torch", "mock")
-LOAD_BALANCE_METHODS = ("auto", "round_robin", "total_requests", "total_tokens", "follow_bootstrap_room")
+LOAD_BALANCE_METHODS = (
+    "auto",
+    "round_robin",
+    "total_requests",
+    "total_tokens",
+    "cache_aware",
+    "follow_bootstrap_room",
+)
 DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("auto", "float32", "float16", "bfloat16")
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
+SCHEDULE_POLICIES = ("fcfs", "lpm", "priority")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 LOG_FORMATS = ("text", "json")
 MAX_WORKERS = 4095
@@ -33,6 +42,13 @@ class ServerArgs(msgspec.Struct, kw_only=True, frozen=True):
         served_model_name: name under which clients ask for the model; None is the model's own.
         revision: branch, tag or commit of a hub model.
         host, port: where HTTP listens; port 0 lets the system choose one.
+        uds: path of a Unix socket to listen on instead.
+        uds_mode: who may connect to it, as an octal mode.
+        root_path: path under which a proxy in front shows the server, such as /llm.
+        ssl_keyfile, ssl_certfile, ssl_ca_certs: PEM files; a certificate makes HTTP into HTTPS.
+        ssl_keyfile_password: of the key file.
+        ssl_cert_reqs: whether clients need certificates: 0 no, 1 optional, 2 required.
+        allowed_origins: of web pages whose scripts may ask; "*" is all of them.
         tokenizer_workers: HTTP worker processes, 1 to 4095.
         detokenizer_workers: detokenizer threads of the control process, 1 to 62.
         data_parallel_size: ranks, 1 to 1024.
@@ -43,17 +59,27 @@ class ServerArgs(msgspec.Struct, kw_only=True, frozen=True):
         page_size: tokens in a KV page.
         max_running_requests: most requests in one rank's batch; None is chosen by engine and device.
         max_queued_requests: most requests that wait, over all ranks; beyond it a request gets 503.
+        max_queued_tokens: most prompt tokens that wait, over all ranks; beyond them a request gets 503; None is any
+            number.
+        resume_memory: most bytes of requests that control keeps until they end, so that it could send them once more.
         max_prefill_tokens: most prompt tokens in one step.
         chunked_prefill_size: most tokens of one prompt in one step.
+        schedule_policy: who of the waiting requests is next: fcfs first come first served, lpm longest cached prefix,
+            priority highest priority.
+        prefix_caching: computed prefixes are kept and shared.
         dtype, device, load_format: how the torch engine computes and loads.
         seed: base of the random seeds of requests that bring none; None draws one.
         engine: torch, mock, or the name of an entry point in the group `servekit.engines`.
+        profile_dir: folder for profiles of the ranks; None is one in the run directory, which goes with the server.
         mock_step_ms: milliseconds of a mock step, 0 to 60000.
         mock_script: JSON or TOML file with scripted tokens, timings and faults.
         chat_template: file with, or text of, a Jinja chat template that replaces the model's.
         drain_timeout: seconds that running requests get after SIGTERM.
         max_body_size: largest request body in bytes.
+        api_key: keys that clients may use, each one enough; with none, and no file, everybody may ask.
+        api_key_file: file with further keys, one a line.
         admin_api_key: key for the routes of operators; None leaves them to loopback.
+        metrics: whether there is a route /metrics.
         log_level, log_format, access_log: what is logged and how.
     """
 
@@ -63,6 +89,15 @@ class ServerArgs(msgspec.Struct, kw_only=True, frozen=True):
     revision: str | None = None
     host: str = "127.0.0.1"
     port: int = 8000
+    uds: str | None = None
+    uds_mode: str = "660"
+    root_path: str = ""
+    ssl_keyfile: str | None = None
+    ssl_keyfile_password: str | None = None
+    ssl_certfile: str | None = None
+    ssl_ca_certs: str | None = None
+    ssl_cert_reqs: int = 0
+    allowed_origins: tuple[str, ...] = ()
     tokenizer_workers: int = 1
     detokenizer_workers: int = 1
     data_parallel_size: int = 1
@@ -73,19 +108,27 @@ class ServerArgs(msgspec.Struct, kw_only=True, frozen=True):
     page_size: int = 16
     max_running_requests: int | None = None
     max_queued_requests: int = 1024
+    max_queued_tokens: int | None = None
+    resume_memory: int = 256 << 20
     max_prefill_tokens: int = 8192
     chunked_prefill_size: int = 512
+    schedule_policy: str = "fcfs"
+    prefix_caching: bool = True
     dtype: str = "auto"
     device: str = "auto"
     load_format: str = "auto"
     seed: int | None = None
     engine: str = "torch"
+    profile_dir: str | None = None
     mock_step_ms: float = 1.0
     mock_script: str | None = None
     chat_template: str | None = None
     drain_timeout: float = 30.0
     max_body_size: int = 16 << 20
+    api_key: tuple[str, ...] = ()
+    api_key_file: str | None = None
     admin_api_key: str | None = None
+    metrics: bool = True
     log_level: str = "info"
     log_format: str = "text"
     access_log: bool = False
@@ -112,12 +155,34 @@ class ServerArgs(msgspec.Struct, kw_only=True, frozen=True):
                 raise ConfigError("--mock-script needs --engine mock")
             if not Path(self.mock_script).is_file():
                 raise ConfigError(f"--mock-script: there is no file {self.mock_script!r}")
+        self._validate_http()
         if self.max_total_tokens is not None and self.max_total_tokens < self.page_size:
             raise ConfigError(f"--max-total-tokens {self.max_total_tokens} is less than a page of {self.page_size}")
+
+    def _validate_http(self) -> None:
+        if not re.fullmatch("0?[0-7]{3}", self.uds_mode):
+            raise ConfigError(f"--uds-mode must be an octal mode such as 660, not {self.uds_mode!r}")
+        if self.root_path and not re.fullmatch(r"(/[\w.~-]+)+", self.root_path, re.ASCII):
+            raise ConfigError(
+                f"--root-path must be a path such as /llm, without a slash at its end: {self.root_path!r}"
+            )
+        for name in ("ssl_keyfile", "ssl_keyfile_password", "ssl_ca_certs", "ssl_cert_reqs"):
+            if getattr(self, name) and self.ssl_certfile is None:
+                raise ConfigError(f"{flag_of(name)} needs --ssl-certfile")
+        if self.ssl_cert_reqs and self.ssl_ca_certs is None:
+            raise ConfigError("--ssl-cert-reqs needs --ssl-ca-certs, or no certificate of a client can be checked")
+        for name in ("ssl_keyfile", "ssl_certfile", "ssl_ca_certs"):
+            path = getattr(self, name)
+            if path is not None and not Path(path).is_file():
+                raise ConfigError(f"{flag_of(name)}: there is no file {path!r}")
+        for origin in self.allowed_origins:
+            if origin != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/\s]+", origin):
+                raise ConfigError(f"--allowed-origins: {origin!r} is no origin such as https://app.example, nor *")
 
 
 _RANGES: dict[str, tuple[float, float]] = {
     "port": (0, 65535),
+    "ssl_cert_reqs": (0, 2),
     "tokenizer_workers": (1, MAX_WORKERS),
     "detokenizer_workers": (1, MAX_DETOKENIZERS),
     "data_parallel_size": (1, MAX_RANKS),
@@ -127,6 +192,8 @@ _RANGES: dict[str, tuple[float, float]] = {
     "page_size": (1, 1024),
     "max_running_requests": (1, 1 << 20),
     "max_queued_requests": (0, 1 << 20),
+    "max_queued_tokens": (1, 1 << 40),
+    "resume_memory": (0, 1 << 40),
     "max_prefill_tokens": (1, 1 << 24),
     "chunked_prefill_size": (1, 1 << 24),
     "seed": (0, (1 << 63) - 1),
@@ -135,13 +202,29 @@ _RANGES: dict[str, tuple[float, float]] = {
     "max_body_size": (1024, 1 << 32),
 }
 
-_NOT_EMPTY = ("model", "tokenizer", "served_model_name", "revision", "host", "engine", "mock_script", "admin_api_key")
+_NOT_EMPTY = (
+    "model",
+    "tokenizer",
+    "served_model_name",
+    "revision",
+    "host",
+    "engine",
+    "profile_dir",
+    "mock_script",
+    "uds",
+    "ssl_keyfile",
+    "ssl_certfile",
+    "ssl_ca_certs",
+    "api_key_file",
+    "admin_api_key",
+)
 
 CHOICES: dict[str, tuple[str, ...]] = {
     "load_balance_method": LOAD_BALANCE_METHODS,
     "dtype": DTYPES,
     "device": DEVICES,
     "load_format": LOAD_FORMATS,
+    "schedule_policy": SCHEDULE_POLICIES,
     "log_level": LOG_LEVELS,
     "log_format": LOG_FORMATS,
 }

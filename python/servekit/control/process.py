@@ -10,6 +10,7 @@ import time
 
 from servekit import _core
 from servekit.runtime.child import ChildContext
+from servekit.runtime.logs import set_level
 
 logger = logging.getLogger("servekit.control")
 
@@ -67,6 +68,8 @@ def create_plane(ctx: ChildContext) -> _core.ControlPlane:
         state_page=ports.state_page,
         rank_wait_timeout=args.rank_wait_timeout,
         max_queued_requests=args.max_queued_requests,
+        max_queued_tokens=args.max_queued_tokens,
+        resume_memory=args.resume_memory,
     )
 
 
@@ -95,9 +98,13 @@ def _watch(plane: _core.ControlPlane, end: list[str], writer: int) -> None:
 
 
 def _log(plane: _core.ControlPlane) -> None:
-    """Lines of the Rust threads join this process's log."""
+    """Lines of the Rust threads join this process's log; a level that a control message sets holds for all of it."""
+    level = 0
     while True:
         line = plane.next_log(FOREVER_S)
+        if plane.log_level != level:
+            level = plane.log_level
+            set_level(logging.getLevelName(level).lower())
         if line is not None:
             level, thread, message = line
             logging.getLogger(f"servekit.control.{thread}").log(level, "%s", message)

@@ -1,11 +1,14 @@
 """Attention over the paged KV pool, behind one interface.
 
 A back end is told of a step once (`begin`), then asked for every layer (`attend`). The torch back end works on every
-device: it gathers a sequence's pages into a preallocated buffer and calls torch's own kernel.
+device: it gathers a sequence's pages into a preallocated buffer and calls torch's own kernel. A layer with a sliding
+window gathers the window's pages only; pages that no window reaches any more are kept, as other layers and other
+requests may need them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -27,7 +30,9 @@ class Attention(Protocol):
         """Prepare for a step and return the new tokens' positions, [tokens] int64 on the device."""
 
     def attend(self, layer: int, q: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
-        """Store the new tokens' keys and values, then attend.
+        """Store the new tokens' keys and values, all of them, then attend.
+
+        A row may read what another row of the same step stores: requests share their prefixes while these are made.
 
         Args:
             q: [tokens, heads, head size].
@@ -40,7 +45,7 @@ class Attention(Protocol):
 
 @dataclass(slots=True)
 class _Group:
-    """Rows with one new token each, and of similar length."""
+    """Rows with one new token each, that see about as many tokens; `length` of them are gathered, `mask` hides some."""
 
     tokens: torch.Tensor | slice
     pages: torch.Tensor
@@ -51,7 +56,7 @@ class _Group:
 
 @dataclass(slots=True)
 class _Chunk:
-    """One row with several new tokens; `pages` is None where the sequence begins with them."""
+    """One row with several new tokens; `pages` is None where they see nothing before themselves."""
 
     tokens: slice
     pages: torch.Tensor | None
@@ -59,14 +64,36 @@ class _Chunk:
     mask: torch.Tensor | None
 
 
+@dataclass(slots=True)
+class _Rows:
+    """A step's rows as layers with the same window see them."""
+
+    groups: list[_Group]
+    chunks: list[_Chunk]
+
+
 class TorchAttention:
     """Gather and `scaled_dot_product_attention`.
 
     The query heads that share a KV head are folded into the query axis (decode) or get the KV head by a stride of zero
     (prefill), so keys and values are never repeated in memory.
+
+    Args:
+        pool: keys and values of all layers.
+        heads, head_size: of the queries.
+        dtype, device: of what is computed.
+        windows: of each layer how many tokens one sees, itself included, or None for all; empty if all see all.
     """
 
-    def __init__(self, pool: KvPool, heads: int, head_size: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        pool: KvPool,
+        heads: int,
+        head_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        windows: Sequence[int | None] = (),
+    ) -> None:
         self._pool = pool
         self._heads = heads
         self._size = head_size
@@ -74,8 +101,8 @@ class TorchAttention:
         self._device = device
         self._kv_heads = pool.layers[0].shape[3]
         self._buffer = torch.empty(0, *pool.layers[0].shape[1:], dtype=dtype, device=device)
-        self._groups: list[_Group] = []
-        self._chunks: list[_Chunk] = []
+        self._windows = list(windows) or [None] * len(pool.layers)
+        self._rows: dict[int | None, _Rows] = {}
         self._places = torch.empty(0)
 
     def begin(self, plan: Plan) -> torch.Tensor:
@@ -86,15 +113,14 @@ class TorchAttention:
         places = plan.tables[row_of, positions // page] * page + positions % page
         self._places = torch.from_numpy(places).to(self._device)
         lengths = plan.starts + plan.counts
-        self._chunks = [
-            self._chunk(plan, int(row), int(firsts[row]), int(lengths[row])) for row in np.flatnonzero(plan.counts > 1)
-        ]
-        singles = np.flatnonzero(plan.counts == 1)
-        self._groups = [
-            self._group(plan, rows, firsts[rows], lengths[rows]) for rows in group_by_length(singles, lengths)
-        ]
-        needed = max((g.pages.numel() for g in self._groups), default=0)
-        needed = max(needed, max((0 if c.pages is None else c.pages.numel() for c in self._chunks), default=0))
+        # A window that is longer than all rows is none.
+        longest = int(lengths.max())
+        binding = {w: None if w is None or w >= longest else w for w in self._windows}
+        seen = {window: self._see(plan, firsts, lengths, window) for window in set(binding.values())}
+        self._rows = {window: seen[bound] for window, bound in binding.items()}
+        gathered = [group.pages for rows in seen.values() for group in rows.groups]
+        gathered += [chunk.pages for rows in seen.values() for chunk in rows.chunks if chunk.pages is not None]
+        needed = max(map(len, gathered), default=0)
         if needed > len(self._buffer):
             # Grows by half at least, so that a lengthening batch does not allocate at each step.
             size = max(needed, len(self._buffer) * 3 // 2)
@@ -105,14 +131,15 @@ class TorchAttention:
         pool = self._pool.layers[layer]
         pool.flatten(0, 1).index_copy_(0, self._places, kv)
         out = q.new_empty(q.shape[0], self._heads * self._size)
-        for group in self._groups:
+        rows = self._rows[self._windows[layer]]
+        for group in rows.groups:
             keys, values = self._gather(pool, group.pages, group.rows, group.length)
             folded = q[group.tokens].view(group.rows, self._kv_heads, -1, self._size)
             result = F.scaled_dot_product_attention(
                 folded, keys.transpose(1, 2), values.transpose(1, 2), attn_mask=group.mask
             )
             out[group.tokens] = result.reshape(group.rows, -1)
-        for chunk in self._chunks:
+        for chunk in rows.chunks:
             if chunk.pages is None:
                 keys, values = kv[None, chunk.tokens, 0], kv[None, chunk.tokens, 1]
             else:
@@ -140,12 +167,37 @@ class TorchAttention:
         gathered = gathered.view(rows, -1, *pool.shape[2:])[:, :length]
         return gathered[:, :, 0], gathered[:, :, 1]
 
-    def _group(self, plan: Plan, rows: np.ndarray, firsts: np.ndarray, lengths: np.ndarray) -> _Group:
+    def _see(self, plan: Plan, firsts: np.ndarray, lengths: np.ndarray, window: int | None) -> _Rows:
+        """What each row sees through a window: what lies before it is not gathered, but for the rest of a page."""
+        oldest = np.zeros_like(lengths) if window is None else np.maximum(plan.starts + 1 - window, 0)
+        begins = oldest // self._pool.page * self._pool.page
+        singles = np.flatnonzero(plan.counts == 1)
+        return _Rows(
+            [
+                self._group(plan, rows, firsts[rows], lengths[rows] - begins[rows], begins[rows], oldest[rows])
+                for rows in group_by_length(singles, lengths - begins)
+            ],
+            [
+                self._chunk(plan, int(row), int(firsts[row]), int(lengths[row]), int(begins[row]), window)
+                for row in np.flatnonzero(plan.counts > 1)
+            ],
+        )
+
+    def _group(
+        self,
+        plan: Plan,
+        rows: np.ndarray,
+        firsts: np.ndarray,
+        lengths: np.ndarray,
+        begins: np.ndarray,
+        oldest: np.ndarray,
+    ) -> _Group:
         length = int(lengths.max())
         width = -(-length // self._pool.page)
         mask = None
-        if int(lengths.min()) != length:
-            hidden = np.arange(length) >= lengths[:, None]
+        if int(lengths.min()) != length or np.any(oldest != begins):
+            at = np.arange(length)
+            hidden = (at >= lengths[:, None]) | (at < (oldest - begins)[:, None])
             mask = torch.zeros(len(rows), 1, 1, length, dtype=self._dtype)
             mask.masked_fill_(torch.from_numpy(hidden)[:, None, None], float("-inf"))
             mask = mask.to(self._device)
@@ -153,18 +205,29 @@ class TorchAttention:
         tokens: torch.Tensor | slice = slice(first, last + 1)
         if last - first != len(rows) - 1 or np.any(np.diff(firsts) != 1):
             tokens = torch.from_numpy(firsts).to(self._device)
-        pages = torch.from_numpy(np.ascontiguousarray(plan.tables[rows, :width]).reshape(-1)).to(self._device)
+        if begins.any():
+            # Behind a short row's end the table may end too; what is read there instead is hidden.
+            columns = np.minimum(begins[:, None] // self._pool.page + np.arange(width), plan.tables.shape[1] - 1)
+            table = plan.tables[rows[:, None], columns]
+        else:
+            table = np.ascontiguousarray(plan.tables[rows, :width])
+        pages = torch.from_numpy(table.reshape(-1)).to(self._device)
         return _Group(tokens, pages, len(rows), length, mask)
 
-    def _chunk(self, plan: Plan, row: int, first: int, length: int) -> _Chunk:
+    def _chunk(self, plan: Plan, row: int, first: int, end: int, begin: int, window: int | None) -> _Chunk:
         start, count = int(plan.starts[row]), int(plan.counts[row])
-        tokens = slice(first, first + count)
-        if start == 0:
+        tokens, length = slice(first, first + count), end - begin
+        pages = None
+        if start > 0:
+            page = self._pool.page
+            columns = slice(begin // page, -(-end // page))
+            pages = torch.from_numpy(np.ascontiguousarray(plan.tables[row, columns])).to(self._device)
+        elif window is None or end <= window:
             return _Chunk(tokens, None, length, None)
-        width = -(-length // self._pool.page)
-        pages = torch.from_numpy(np.ascontiguousarray(plan.tables[row, :width])).to(self._device)
-        mask = torch.full((count, length), float("-inf"), dtype=self._dtype).triu_(start + 1).to(self._device)
-        return _Chunk(tokens, pages, length, mask)
+        mask = torch.full((count, length), float("-inf"), dtype=self._dtype).triu_(start - begin + 1)
+        if window is not None and end > window:
+            mask += torch.full_like(mask, float("-inf")).tril_(start - begin - window)
+        return _Chunk(tokens, pages, length, mask.to(self._device))
 
 
 def group_by_length(rows: np.ndarray, lengths: np.ndarray) -> list[np.ndarray]:

@@ -19,7 +19,7 @@ from servekit.engine.linear import DenseLinear, LinearFactory, choose_linear
 from servekit.engine.logprobs import DeviceLogprobs, read_logprobs, read_prompt_logprobs
 from servekit.engine.plan import NO_TOKEN, Ints, Plan, SamplingColumns, StepResult
 from servekit.engine.sampler import Sampler
-from servekit.models.llama import Llama, LlamaConfig
+from servekit.models.decoder import Decoder, DecoderConfig
 from servekit.models.registry import load_model, read_config
 
 logger = logging.getLogger(__name__)
@@ -46,13 +46,13 @@ class TorchRunner:
     """A model, its KV pool and its sampler; `info` says what was chosen for them."""
 
     def __init__(
-        self, model: Llama, pool: KvPool, dtype: torch.dtype, device: torch.device, info: dict[str, Any]
+        self, model: Decoder, pool: KvPool, dtype: torch.dtype, device: torch.device, info: dict[str, Any]
     ) -> None:
         config = model.config
         self.info = info
         self._model = model
         self._device = device
-        self._attention = TorchAttention(pool, config.heads, config.head_size, dtype, device)
+        self._attention = TorchAttention(pool, config.heads, config.head_size, dtype, device, config.windows)
         self._sampler = Sampler(config.vocab_size, device)
 
     def launch(self, plan: Plan) -> Handle:
@@ -125,7 +125,7 @@ def load_torch_runner(
     name: str = "torch"
     linear: LinearFactory = DenseLinear
     if where.type == "cpu" and kind == torch.float32:
-        name, linear = choose_linear(Llama.linear_shapes(config), float32_only=dtype == "float32")
+        name, linear = choose_linear(config.linear_shapes(), float32_only=dtype == "float32")
     chosen = time.monotonic()
     try:
         model = load_model(path, config, linear, kind, where, progress)
@@ -165,7 +165,7 @@ def _warm_up(runner: TorchRunner) -> None:
 
 
 def _pool_tokens(
-    config: LlamaConfig, dtype: torch.dtype, device: torch.device, max_model_len: int, max_total_tokens: int | None
+    config: DecoderConfig, dtype: torch.dtype, device: torch.device, max_model_len: int, max_total_tokens: int | None
 ) -> int:
     if max_total_tokens is not None:
         return max_total_tokens

@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T", bound=msgspec.Struct)
 
-_AT = re.compile(r"^(?P<why>.*) - at `\$\.?(?P<path>.*)`$", re.DOTALL)
+_AT = re.compile(r"^(?P<why>.*) - at (?:`key` in )?`\$\.?(?P<path>.*)`$", re.DOTALL)
 
 
 @lru_cache
@@ -25,8 +25,11 @@ def _decoder(type_: type[Any]) -> msgspec.json.Decoder[Any]:
     return msgspec.json.Decoder(type_)
 
 
-async def read_body(request: Request, type_: type[T], max_size: int) -> T:
+async def read_body(request: Request, type_: type[T], max_size: int, *, optional: bool = False) -> T:
     """The request's body as a structure.
+
+    Args:
+        optional: no body at all stands for the structure's defaults.
 
     Raises:
         Refusal: 413 too large; 415 no JSON by its content type; 400 no JSON, or not of this shape, naming the field.
@@ -34,6 +37,8 @@ async def read_body(request: Request, type_: type[T], max_size: int) -> T:
     """
     _check_content_type(request.headers.get("content-type"))
     raw = await _read(request, max_size)
+    if optional and not raw:
+        return type_()
     try:
         body: T = _decoder(type_).decode(raw)
     except msgspec.ValidationError as error:

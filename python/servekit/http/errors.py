@@ -63,6 +63,16 @@ def error_response(refusal: Refusal, headers: dict[str, str] | None = None, **mo
     return Response(body, refusal.status, headers, media_type="application/json")
 
 
+def raw_error(refusal: Refusal) -> bytes:
+    """A whole HTTP/1.1 response, for what is refused before or beside ASGI; its connection is to be closed."""
+    status, body = http.HTTPStatus(refusal.status), error_body(refusal)
+    retry = b"" if refusal.retry_after is None else b"retry-after: %d\r\n" % refusal.retry_after
+    return (
+        b"HTTP/1.1 %d %b\r\ncontent-type: application/json\r\nconnection: close\r\n%bcontent-length: %d\r\n\r\n%b"
+        % (status, status.phrase.encode(), retry, len(body), body)
+    )
+
+
 async def _on_refusal(_request: Request, error: Exception) -> Response:
     assert isinstance(error, Refusal)
     return error_response(error)

@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
 
 from fastapi import Request
 from starlette.responses import Response
 
-from servekit.http.errors import error_body
+from servekit.http.event_stream import EventStream, first_events
+from servekit.http.prompts import check_ids
+from servekit.http.protocol import EXTENSION, ResponseStream
 from servekit.http.shapes import Shape
-from servekit.http.sse import DONE, EventStream, event
 from servekit.tokenizer import options as opt
+from servekit.tokenizer.ask import Ask
 from servekit.tokenizer.manager import MAX_CHOICES, TokenizerManager
 from servekit.tokenizer.refusal import ClientGone, Refusal
-from servekit.tokenizer.state import Job, Prompt
+from servekit.tokenizer.state import Choice, Job, Prompt
 
-log = logging.getLogger(__name__)
-
-CUT_EXTENSION = "servekit.cut"
-"""Extension of the ASGI scope: a function that closes the connection at once. Servers without it just keep it open."""
 RANK_HEADER = "x-data-parallel-rank"
+
+MAX_INPUTS = 2048
+"""Most prompts to embed in one request."""
 
 _CHARACTERS_PER_TOKEN = 4
 
@@ -44,36 +45,21 @@ def check_model(manager: TokenizerManager, name: str | None) -> None:
         )
 
 
-def check_ids(ids: list[int], vocab_size: int, param: str) -> None:
-    """Token ids from a client.
-
-    Raises:
-        Refusal: there are none, or one is outside the vocabulary.
-    """
-    if not ids:
-        raise Refusal(400, f"{param} must not be empty", param=param)
-    if min(ids) < 0 or max(ids) >= vocab_size:
-        raise Refusal(400, f"{param}: token ids must be from 0 to {vocab_size - 1}", param=param)
-
-
 async def generate(
     request: Request,
     manager: TokenizerManager,
-    options: opt.GenerationOptions,
+    options: Sequence[opt.GenerationOptions],
     *,
-    prompts: int,
     size: int,
-    limit: int | None,
-    tokenize: Callable[[], Awaitable[list[Prompt]]],
+    tokenize: Callable[[], Awaitable[list[Ask]]],
     shape: Shape,
 ) -> Response:
     """Answer a request.
 
     Args:
-        options: as decoded from the body; checked here.
-        prompts: how many prompts it has.
-        size: characters, or ids, in all of them.
-        limit: most tokens to generate for a choice, None for what the context leaves.
+        options: of each prompt, as decoded from the body; checked here. Model, rank, room and whether it is streamed
+            are told by the first.
+        size: characters, or ids, in all prompts.
         tokenize: makes the prompts; called after admission.
         shape: writes the answer.
 
@@ -81,34 +67,41 @@ async def generate(
         Refusal: the request can't be served, or failed before its first byte.
         ClientGone: nobody is left to answer.
     """
-    check_model(manager, options.model)
-    opt.check(options)
+    first = options[0]
+    check_model(manager, first.model)
+    # Prompts with the same options share them, and there may be a thousand.
+    different = {id(each): each for each in options}
+    for each in different.values():
+        opt.check(each)
     args = manager.config.server_args
-    rank = opt.named_rank(options, request.headers.getlist(RANK_HEADER), args.data_parallel_size)
-    messages = prompts * options.choices
+    rank = opt.named_rank(first, request.headers.getlist(RANK_HEADER), args.data_parallel_size)
+    messages = sum(each.choices for each in options)
     if messages > MAX_CHOICES:
         raise Refusal(400, f"n: {messages} choices in one request are more than {MAX_CHOICES}", param="n")
-    opt.check_stops(options, messages)
-    job = manager.admit(messages, options.choices * (size // _CHARACTERS_PER_TOKEN + prompts))
-    job.cut = request.scope.get("extensions", {}).get(CUT_EXTENSION)
-    gone = asyncio.ensure_future(_leave(request, job))
+    uses = Counter(map(id, options))
+    for key, each in different.items():
+        opt.check_room(each, args.load_balance_method, rank, uses[key] * each.choices)
+        opt.check_stops(each, messages)
+    job = manager.admit(messages, messages * (size // _CHARACTERS_PER_TOKEN) // len(options) + messages)
+    job.names = shape.names
+    let_go = _watch(request, manager, job)
 
     def close() -> None:
-        gone.cancel()
+        let_go()
         manager.close(job)
 
     streaming = False
     try:
         made = await tokenize()
-        for prompt in made:
-            check_ids(prompt.ids, manager.config.model_info.vocab_size, "prompt")
+        for ask in made:
+            check_ids(ask.prompt.ids, manager.config.model_info.vocab_size, "prompt")
         if job.gone:
             raise ClientGone
-        manager.submit(job, made, options, limit, rank)
-        if options.streamed:
-            pieces = _pieces(job, shape, await _first(job, shape))
+        manager.submit(job, made, rank)
+        if first.streamed:
+            response = EventStream(manager, job, shape, await first_events(job, shape), close)
             streaming = True
-            return EventStream(pieces, close)
+            return response
         await job.finished()
         return Response(shape.whole(job), media_type="application/json")
     finally:
@@ -116,38 +109,66 @@ async def generate(
             close()
 
 
-async def _leave(request: Request, job: Job) -> None:
-    """Tell the job when its client goes away. The body has been read, so the next message can only be that."""
+async def embed(
+    request: Request,
+    manager: TokenizerManager,
+    options: opt.EmbeddingOptions,
+    *,
+    prompts: int,
+    size: int,
+    tokenize: Callable[[], Awaitable[list[Prompt]]],
+) -> list[Choice]:
+    """Have prompts embedded: one choice each, with its vector.
+
+    Args:
+        options: as decoded from the body; checked here.
+        prompts: how many there are.
+        size: characters, or ids, in all of them.
+        tokenize: makes the prompts; called after admission.
+
+    Raises:
+        Refusal, ClientGone: as for `generate`.
+    """
+    check_model(manager, options.model)
+    rank = opt.named_rank(options, request.headers.getlist(RANK_HEADER), manager.config.server_args.data_parallel_size)
+    if prompts > MAX_INPUTS:
+        raise Refusal(400, f"input: {prompts} inputs in one request are more than {MAX_INPUTS}", param="input")
+    job = manager.admit(prompts, size // _CHARACTERS_PER_TOKEN + prompts)
+    let_go = _watch(request, manager, job)
+    try:
+        made = await tokenize()
+        for prompt in made:
+            check_ids(prompt.ids, manager.config.model_info.vocab_size, "input")
+        if job.gone:
+            raise ClientGone
+        manager.submit_embeddings(job, made, options, rank)
+        await job.finished()
+        return job.choices
+    finally:
+        let_go()
+        manager.close(job)
+
+
+def _watch(request: Request, manager: TokenizerManager, job: Job) -> Callable[[], None]:
+    """Tell the job when its client goes away, until the returned function is called. The body has been read."""
+    stream: ResponseStream | None = request.scope.get("extensions", {}).get(EXTENSION)
+    if stream is not None:
+        job.cut = stream.cut
+        stream.watch(lambda: manager.leave(job))
+        return stream.release
+    gone = asyncio.ensure_future(_leave(request, manager, job))
+
+    def let_go() -> None:
+        gone.cancel()
+
+    return let_go
+
+
+async def _leave(request: Request, manager: TokenizerManager, job: Job) -> None:
+    # All that can come after the body.
     while (await request.receive())["type"] != "http.disconnect":
         pass
-    job.leave()
-
-
-async def _first(job: Job, shape: Shape) -> bytes:
-    """The first events of a stream. Nothing has been sent yet, so an error is still a plain response."""
-    while True:
-        changed = await job.changed()
-        if first := b"".join(chunk for choice in changed for chunk in shape.chunks(choice)):
-            return first
-
-
-async def _pieces(job: Job, shape: Shape, first: bytes) -> AsyncIterator[bytes]:
-    """All events of a stream, each piece as soon as it is there; ends with [DONE] unless the client is gone."""
-    piece = first
-    try:
-        while job.live:
-            yield piece
-            piece = b""
-            piece = b"".join([chunk for choice in await job.changed() for chunk in shape.chunks(choice)])
-        job.raise_failure()
-        yield piece + (shape.usage(job) or b"") + DONE
-    except ClientGone:
-        return
-    except Refusal as refusal:
-        yield piece + event(error_body(refusal)) + DONE
-    except Exception:
-        log.exception("a stream failed inside the server")
-        yield piece + event(error_body(Refusal(500, "internal error; the server's log says more"))) + DONE
+    manager.leave(job)
 
 
 def manager_of(request: Request) -> TokenizerManager:

@@ -13,10 +13,10 @@ _REF = "#/components/schemas/{name}"
 _bodies: list[type[msgspec.Struct]] = [ErrorResponse]
 
 
-def describe_body(type_: type[msgspec.Struct]) -> dict[str, Any]:
-    """`openapi_extra` of a route that takes such a body."""
+def describe_body(type_: type[msgspec.Struct], *, required: bool = True) -> dict[str, Any]:
+    """`openapi_extra` of a route that takes such a body; if it is not required, none stands for its defaults."""
     _bodies.append(type_)
-    return {"requestBody": {"required": True, "content": _json(type_)}}
+    return {"requestBody": {"required": required, "content": _json(type_)}}
 
 
 def install(app: FastAPI) -> None:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from typing import Any
 
 import httptools
 import uvicorn
 from fastapi import FastAPI
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from servekit.http.errors import error_body
-from servekit.http.generation import CUT_EXTENSION
+from servekit.http.errors import raw_error
+from servekit.http.patience import SWEEP_S, PatientProtocol, Sweep, connection_limit
+from servekit.http.protocol import StreamingProtocol
 from servekit.tokenizer.refusal import Refusal
 
 FINISH_S = 2
@@ -23,7 +23,7 @@ MAX_HEAD = 64 << 10
 """Most bytes of a request's line and headers, beside those of the read in which it began."""
 
 
-class _Protocol(HttpToolsProtocol):
+class _Protocol(StreamingProtocol, PatientProtocol):
     """uvicorn's protocol, with heads of bounded size, and without upgrades: an offer of one is passed over.
 
     A request that is no HTTP at all gets an error that clients can read.
@@ -36,8 +36,6 @@ class _Protocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._head_size, self._in_head, self._begun = 0, True, True
-        extensions: dict[str, Any] = {CUT_EXTENSION: self.transport.abort}
-        self.scope["extensions"] = extensions
 
     def on_headers_complete(self) -> None:
         self._in_head = False
@@ -64,7 +62,7 @@ class _Protocol(HttpToolsProtocol):
             self._head_size += len(data)
             if self._head_size > MAX_HEAD:
                 refusal = Refusal(431, f"the request's headers are larger than {MAX_HEAD} bytes", code="invalid_http")
-                self._refuse(b"431 Request Header Fields Too Large", refusal)
+                self._refuse(refusal)
 
     def _pass_over_upgrade(self, rest: bytes) -> None:
         """Parse the request again without its offer, as RFC 9110 wants; the parser gives up at the end of its head.
@@ -83,12 +81,10 @@ class _Protocol(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """Refuse what is no HTTP, and close the connection."""
-        self._refuse(b"400 Bad Request", Refusal(400, f"this is no valid HTTP request: {msg}", code="invalid_http"))
+        self._refuse(Refusal(400, f"this is no valid HTTP request: {msg}", code="invalid_http"))
 
-    def _refuse(self, status: bytes, refusal: Refusal) -> None:
-        body = error_body(refusal)
-        head = b"HTTP/1.1 %b\r\ncontent-type: application/json\r\nconnection: close\r\n" % status
-        self.transport.write(head + b"content-length: %d\r\n\r\n" % len(body) + body)
+    def _refuse(self, refusal: Refusal) -> None:
+        self.transport.write(raw_error(refusal))
         self.transport.close()
 
 
@@ -97,9 +93,21 @@ class Server(uvicorn.Server):
 
     Args:
         on_started: called once connections are taken.
+        on_second: called about once a second.
+        count: told of connections that were ended and how many: slow_senders, slow_readers or crowded.
+        tls: uvicorn's settings that begin with `ssl_`.
     """
 
-    def __init__(self, app: FastAPI, access_log: bool, on_started: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        app: FastAPI,
+        access_log: bool,
+        on_started: Callable[[], None],
+        *,
+        on_second: Callable[[], None],
+        count: Callable[[str, int], None],
+        tls: Mapping[str, Any],
+    ) -> None:
         super().__init__(
             uvicorn.Config(
                 app,
@@ -113,9 +121,13 @@ class Server(uvicorn.Server):
                 proxy_headers=False,
                 timeout_keep_alive=KEEP_ALIVE_S,
                 timeout_graceful_shutdown=FINISH_S,
+                limit_concurrency=connection_limit(),
+                **tls,
             )
         )
         self._on_started = on_started
+        self._on_second = on_second
+        self._count = count
         self._stopping = asyncio.Event()
 
     def stop(self) -> None:
@@ -124,11 +136,14 @@ class Server(uvicorn.Server):
         self._stopping.set()
 
     async def main_loop(self) -> None:
-        """Wait for `stop`; once a second is often enough for the date header."""
+        """Wait for `stop`; once a second is often enough for the date header and for clients that are too slow."""
         self._on_started()
+        sweep = Sweep(asyncio.get_running_loop(), self._count)
         while not await self.on_tick(0):
+            sweep(self.server_state.connections)
+            self._on_second()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._stopping.wait(), 1)
+                await asyncio.wait_for(self._stopping.wait(), SWEEP_S)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:

@@ -41,11 +41,21 @@ def usage_of(choices: Sequence[Choice]) -> Usage:
 class Shape(Protocol):
     """How a route writes one answer."""
 
+    @property
+    def names(self) -> Sequence[str]:
+        """Ids under which the client knows it."""
+
     def whole(self, job: Job) -> bytes:
         """The answer to a request that is not streamed."""
 
     def chunks(self, choice: Choice) -> list[bytes]:
         """Events for what a choice has new, its end included."""
+
+    def template(self, choice: Choice) -> tuple[bytes, bytes] | None:
+        """What stands around the JSON string of the text in the events of a choice that has begun, to its end.
+
+        None if they differ in more than their text, or the choice has not begun: then each is made by `chunks`.
+        """
 
     def usage(self, job: Job) -> bytes:
         """The event with the usage at the end of a stream; nothing if the client did not ask for it."""
@@ -58,11 +68,15 @@ class Head:
         prefix: of the answer's id.
         kind: the `object` member.
         options: say which usage the client wants in a stream.
+
+    Attributes:
+        id: of the answer.
     """
 
     def __init__(self, prefix: str, kind: str, model: str, options: GenerationOptions) -> None:
+        self.id = f"{prefix}-{os.urandom(12).hex()}"
         self._members = {
-            "id": f"{prefix}-{os.urandom(12).hex()}",
+            "id": self.id,
             "object": kind,
             "created": int(time.time()),
             "model": model,
@@ -79,6 +93,10 @@ class Head:
         if self._continuous:
             return self._open + choice + b'],"usage":' + json_value(usage_of([source])) + b"}\n\n"
         return self._open + choice + self._close
+
+    def template(self, before: bytes, after: bytes) -> tuple[bytes, bytes] | None:
+        """See `Shape.template`: `chunk` with a choice's JSON in two parts."""
+        return None if self._continuous else (self._open + before, after + self._close)
 
     def usage(self, job: Job) -> bytes:
         """See `Shape.usage`."""

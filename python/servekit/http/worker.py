@@ -16,6 +16,7 @@ import zmq
 
 from servekit import __version__
 from servekit.config.port_args import INGRESS
+from servekit.config.tls import tls_settings
 from servekit.http.app import create_app
 from servekit.http.server import Server
 from servekit.messages.columns import schema_hash
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+GC_THRESHOLDS = (20_000, 20, 20)
+"""Python's own (700, 10, 10) look through all live requests several times a second, for hardly any cycles."""
 DEFAULT_RUNNING = 4096
 """Requests that a rank runs at once, as long as it has not told."""
 
@@ -67,8 +70,16 @@ class TokenizerWorker:
             self.manager.lost_frames,
             self._acknowledge,
         )
-        app = create_app(self.manager, template, self._scheduler_info, self._counters)
-        self._server = Server(app, config.server_args.access_log, self._started)
+        app = create_app(self.manager, template, self._scheduler_info, self._counters, ctx.secrets)
+        self._server = Server(
+            app,
+            config.server_args.access_log,
+            self._started,
+            on_second=self._publish_counters,
+            count=self.manager.meter.count,
+            tls=tls_settings(config.server_args, ctx.secrets),
+        )
+        self._published = dict.fromkeys(self._counters(), 0)
         self._began = time.monotonic()
 
     async def serve(self, listener: socket.socket) -> None:
@@ -99,6 +110,7 @@ class TokenizerWorker:
         # What was loaded stays: no later collection has to look through it.
         gc.collect()
         gc.freeze()
+        gc.set_threshold(*GC_THRESHOLDS)
         self._ctx.ready({"seconds": round(time.monotonic() - self._began, 3)})
 
     def _obey(self) -> None:
@@ -123,6 +135,19 @@ class TokenizerWorker:
         infos = self._scheduler_info() or [{}] * args.data_parallel_size
         default = args.max_running_requests or DEFAULT_RUNNING
         return args.max_queued_requests + sum(info.get("max_running_requests") or default for info in infos)
+
+    def _publish_counters(self) -> None:
+        """Let the state page know what the sockets dropped."""
+        now, before = self._counters(), self._published
+        self._published = now
+        grown = {name: now[name] - before[name] for name in now}
+        for field, n in (
+            ("fenced", grown["fenced"]),
+            ("dropped", grown["malformed"] + grown["unknown"]),
+            ("gaps", grown["gaps"]),
+        ):
+            if n:
+                self.manager.meter.count(field, n)
 
     def _counters(self) -> dict[str, int]:
         receiver, manager = self._receiver, self.manager

@@ -16,6 +16,9 @@ from typing import Any
 
 import msgspec
 
+QUEUE_TIME = "queue_s"
+"""Key of `time_stats`: seconds that a request waited at its rank before its first step, in its first and last row."""
+
 
 class FinishReason(msgspec.Struct, array_like=True, frozen=True):
     """Why a request ended.

@@ -57,6 +57,7 @@ class Kind(enum.IntEnum):
     SET_LOG_LEVEL = 52
     GET_STATE = 53
     ACTIVE_RANKS = 54
+    ABORT_REQUESTS = 55
     CONTROL_REPLY = 63
     KV_EVENT = 80
     LOAD_ADAPTER = 81
@@ -331,6 +332,18 @@ def mint_rid(worker: int, epoch: int, counter: int) -> int:
 def route_of(rid: int) -> tuple[int, int]:
     """Worker and worker epoch that a request id leads back to."""
     return rid >> (_EPOCH_BITS + _COUNTER_BITS), (rid >> _COUNTER_BITS) & 0xFFF
+
+
+def party_of_worker(worker: int) -> int:
+    """Number of an HTTP worker among those that answer control messages: ranks count from 0, control is -1."""
+    return -2 - worker
+
+
+def party_title(number: int) -> str:
+    """Who answers a control message under that number: `scheduler[dp=0]`, `control` or `http[0]`."""
+    if number >= 0:
+        return f"scheduler[dp={number}]"
+    return "control" if number == -1 else f"http[{-2 - number}]"
 
 
 def http_worker_ipc(worker: int, epoch: int) -> str:

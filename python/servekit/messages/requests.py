@@ -128,14 +128,27 @@ class ActiveRanksOutput(msgspec.Struct, array_like=True, tag=True):
     active: list[bool]
 
 
+class AbortRequestsReq(msgspec.Struct, array_like=True, tag=True):
+    """Have every worker end requests with an error.
+
+    Attributes:
+        ids: of responses as clients know them, or of choices as `/debug/state` shows them.
+        everything: end all requests instead.
+    """
+
+    ids: list[str] = []
+    everything: bool = False
+
+
 class ControlReply(msgspec.Struct, array_like=True, tag=True):
-    """Answer to a control message; the envelope names the rank, -1 for the control process itself.
+    """Answer to a control message; the envelope's rank says who answers: a rank, -1 for the control process itself,
+    `party_of_worker` for a worker.
 
     Attributes:
         ok: the message was obeyed.
         message: why not, in one line.
         data: JSON of what was asked for, empty if nothing was.
-        asked: ranks that will answer, in the control process's own reply.
+        asked: who will answer, in the control process's own reply: ranks by number, workers by `party_of_worker`.
     """
 
     ok: bool

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,11 +77,12 @@ class BertLayer(nn.Module):  # type: ignore[misc]
         self._heads = config.heads
         self._activation = _ACTIVATIONS[config.activation]
         at = f"encoder.layer.{index}."
-        self.qkv = load.linear(*(f"{at}attention.self.{name}" for name in ("query", "key", "value")))
-        self.output = load.linear(at + "attention.output.dense")
+        h, f = config.hidden, config.intermediate
+        self.qkv = load.linear(at + "attention.self.", {"query": h, "key": h, "value": h}, h, biased=True)
+        self.output = load.linear(at, {"attention.output.dense": h}, h, biased=True)
         self.attention_norm = _norm(config, load, at + "attention.output.LayerNorm")
-        self.up = load.linear(at + "intermediate.dense")
-        self.down = load.linear(at + "output.dense")
+        self.up = load.linear(at, {"intermediate.dense": f}, h, biased=True)
+        self.down = load.linear(at, {"output.dense": h}, f, biased=True)
         self.norm = _norm(config, load, at + "output.LayerNorm")
 
     def forward(self, x: torch.Tensor, groups: list[tuple[torch.Tensor, int]]) -> torch.Tensor:
@@ -96,7 +97,7 @@ class BertLayer(nn.Module):  # type: ignore[misc]
 
 
 class Bert(nn.Module):  # type: ignore[misc]
-    """The whole model, without pooler and heads. Arguments as of `Llama`.
+    """The whole model, without pooler and heads. Arguments as of `Decoder`.
 
     Raises:
         WeightError: a tensor is missing or has another shape than the sizes say.
@@ -115,13 +116,15 @@ class Bert(nn.Module):  # type: ignore[misc]
         self.config = config
         # Checkpoints of models with a head have the encoder under this name.
         prefix = "bert." if "bert.embeddings.word_embeddings.weight" in weights.names else ""
-        load = TensorLoader(weights, dict(expected_shapes(config)), linear, dtype, device, progress, prefix=prefix)
-        self.words = load.tensor("embeddings.word_embeddings.weight")
+        load = TensorLoader(weights, linear, dtype, device, progress, prefix=prefix)
+        h = config.hidden
+        self.words = load.tensor("embeddings.word_embeddings.weight", config.vocab_size, h)
         # Every text is a first segment, so its embedding is part of every position's.
-        types = load.tensor("embeddings.token_type_embeddings.weight")
-        self.positions = load.tensor("embeddings.position_embeddings.weight") + types[0]
+        types = load.tensor("embeddings.token_type_embeddings.weight", config.token_types, h)
+        self.positions = load.tensor("embeddings.position_embeddings.weight", config.context, h) + types[0]
         self.norm = _norm(config, load, "embeddings.LayerNorm")
         self.layers = nn.ModuleList(BertLayer(config, i, load) for i in range(config.layers))
+        load.finish()
 
     def forward(self, ids: torch.Tensor, counts: Ints) -> torch.Tensor:
         """States behind the last layer.
@@ -152,26 +155,6 @@ class Bert(nn.Module):  # type: ignore[misc]
         return [(3 * h, h), (h, h), (f, h), (h, f)]
 
 
-def expected_shapes(config: BertConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Name and shape of every tensor that the model needs, biases of its linear layers left out."""
-    h, f = config.hidden, config.intermediate
-    yield "embeddings.word_embeddings.weight", (config.vocab_size, h)
-    yield "embeddings.position_embeddings.weight", (config.context, h)
-    yield "embeddings.token_type_embeddings.weight", (config.token_types, h)
-    norms = ["embeddings.LayerNorm"]
-    for i in range(config.layers):
-        at = f"encoder.layer.{i}."
-        for name in ("query", "key", "value"):
-            yield f"{at}attention.self.{name}.weight", (h, h)
-        yield at + "attention.output.dense.weight", (h, h)
-        yield at + "intermediate.dense.weight", (f, h)
-        yield at + "output.dense.weight", (h, f)
-        norms += [at + "attention.output.LayerNorm", at + "output.LayerNorm"]
-    for norm in norms:
-        yield norm + ".weight", (h,)
-        yield norm + ".bias", (h,)
-
-
 def _norm(config: BertConfig, load: TensorLoader, name: str) -> Callable[[torch.Tensor], torch.Tensor]:
-    weight, bias = load.tensor(name + ".weight"), load.tensor(name + ".bias")
+    weight, bias = (load.tensor(f"{name}.{kind}", config.hidden) for kind in ("weight", "bias"))
     return lambda x: F.layer_norm(x, (config.hidden,), weight, bias, config.norm_eps)

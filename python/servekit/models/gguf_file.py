@@ -117,6 +117,19 @@ class GgufTensor:
     nbytes: int
     data: memoryview
 
+    def part(self, index: int) -> GgufTensor:
+        """One of the tensors that lie one behind the other along the outermost axis.
+
+        Raises:
+            ValueError: there is no such part.
+        """
+        count = self.shape[0]
+        if len(self.shape) < 3 or not 0 <= index < count:
+            raise ValueError(f"a tensor of shape {self.shape} has no part {index}")
+        each = self.nbytes // count
+        data = self.data[index * each : (index + 1) * each]
+        return GgufTensor(f"{self.name}[{index}]", self.type_name, self.type_id, self.shape[1:], each, data)
+
 
 class GgufFile:
     """An open GGUF file.

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
-
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+from servekit.models.tensor_loader import TensorLoader
+
 
 class RMSNorm(nn.Module):  # type: ignore[misc]
-    """x / rms(x) * weight, computed in float32 (https://arxiv.org/abs/1910.07467)."""
+    """x / rms(x) * weight over the last axis, computed in float32 (https://arxiv.org/abs/1910.07467)."""
 
     def __init__(self, weight: torch.Tensor, eps: float) -> None:
         super().__init__()
@@ -26,70 +25,58 @@ class RMSNorm(nn.Module):  # type: ignore[misc]
         return (x * scale).mul_(self.weight)
 
 
-@dataclass(frozen=True, slots=True)
-class RopeScaling:
-    """How rotary frequencies are stretched beyond the trained context.
-
-    Attributes:
-        type: linear or llama3.
-        factor: how much longer.
-        low_freq_factor, high_freq_factor, original_context: of llama3, which leaves high frequencies as they are.
-    """
-
-    type: str
-    factor: float
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    original_context: int = 8192
-
-
-def rope_frequencies(
-    head_size: int, base: float, scaling: RopeScaling | None = None, divisors: torch.Tensor | None = None
-) -> torch.Tensor:
-    """Radians a position, [head size / 2] float32.
+class GatedFeedForward(nn.Module):  # type: ignore[misc]
+    """silu(gate(x)) * up(x), projected back (https://arxiv.org/abs/2002.05202).
 
     Args:
-        divisors: [head size / 2], as a GGUF file brings them in place of a llama3 scaling.
-
-    Raises:
-        ValueError: an unknown scaling.
+        load: reads the tensors.
+        at: what stands before their names.
+        hidden, intermediate: widths outside and inside.
     """
-    frequencies = 1.0 / base ** (torch.arange(0, head_size, 2, dtype=torch.float32) / head_size)
-    if divisors is not None:
-        return frequencies / divisors.float()
-    if scaling is None:
-        return frequencies
-    if scaling.type == "linear":
-        return frequencies / scaling.factor
-    if scaling.type == "llama3":
-        wavelength = 2 * math.pi / frequencies
-        low, high = scaling.low_freq_factor, scaling.high_freq_factor
-        keep = ((scaling.original_context / wavelength - low) / (high - low)).clamp(0, 1)
-        return frequencies * keep + frequencies / scaling.factor * (1 - keep)
-    raise ValueError(f"rope scaling {scaling.type!r} is not known; known are linear and llama3")
 
-
-class Rope(nn.Module):  # type: ignore[misc]
-    """Rotary positions, halves rotated against each other (https://arxiv.org/abs/2104.09864)."""
-
-    def __init__(self, frequencies: torch.Tensor, dtype: torch.dtype) -> None:
+    def __init__(self, load: TensorLoader, at: str, hidden: int, intermediate: int) -> None:
         super().__init__()
-        self.frequencies: torch.Tensor
-        self.register_buffer("frequencies", frequencies, persistent=False)
-        self._dtype = dtype
+        self.gate_up = load.linear(at, {"gate_proj": intermediate, "up_proj": intermediate}, hidden)
+        self.down = load.linear(at, {"down_proj": hidden}, intermediate)
 
-    def table(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Cosine and signed sine of [tokens] positions, each [tokens, 1, head size]; one table serves all layers."""
-        angles = positions.float()[:, None] * self.frequencies
-        cos, sin = angles.cos(), angles.sin()
-        return (
-            torch.cat((cos, cos), -1)[:, None].to(self._dtype),
-            torch.cat((-sin, sin), -1)[:, None].to(self._dtype),
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        gate, up = self.gate_up(x).chunk(2, -1)
+        return self.down(F.silu(gate).mul_(up))
+
+
+class MixtureOfExperts(nn.Module):  # type: ignore[misc]
+    """Many small feed-forward networks; a router sends each token through a few of them (https://arxiv.org/abs/1701.06538).
+
+    Args:
+        load: reads the tensors.
+        at: what stands before their names.
+        hidden, intermediate: widths outside and inside one expert.
+        experts: how many there are.
+        used: how many a token goes through.
+        normalize: whether the weights of these add up to 1.
+    """
+
+    def __init__(
+        self, load: TensorLoader, at: str, hidden: int, intermediate: int, experts: int, used: int, normalize: bool
+    ) -> None:
+        super().__init__()
+        self._used, self._normalize = used, normalize
+        self.router = load.linear(at, {"gate": experts}, hidden)
+        self.experts = nn.ModuleList(
+            GatedFeedForward(load, f"{at}experts.{expert}.", hidden, intermediate) for expert in range(experts)
         )
 
-
-def rotate_(x: torch.Tensor, table: tuple[torch.Tensor, torch.Tensor]) -> None:
-    """Apply a rotary table in place to x of shape [tokens, heads, head size]."""
-    cos, sin = table
-    swapped = torch.roll(x, x.shape[-1] // 2, -1)
-    x.mul_(cos).addcmul_(swapped, sin)
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        weights, chosen = self.router(x).softmax(-1, dtype=torch.float32).topk(self._used, -1)
+        if self._normalize:
+            weights = weights / weights.sum(-1, keepdim=True)
+        weights, chosen = weights.to(x.dtype).flatten(), chosen.flatten()
+        by_expert = chosen.argsort(stable=True)
+        counts = chosen.bincount(minlength=len(self.experts)).tolist()
+        out = torch.zeros_like(x)
+        # A token's experts are added in their order, whatever other tokens there are: so they can't change its sum.
+        for expert, mine in zip(self.experts, by_expert.split(counts), strict=True):
+            if len(mine):
+                tokens = mine // self._used
+                out.index_add_(0, tokens, expert(x[tokens]).mul_(weights[mine, None]))
+        return out

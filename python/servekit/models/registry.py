@@ -11,14 +11,13 @@ import torch
 
 from servekit.engine.linear import LinearFactory
 from servekit.models.bert import Bert, BertConfig
+from servekit.models.decoder import Decoder, DecoderConfig, Family
+from servekit.models.families import all_families
 from servekit.models.gguf_file import GgufError, GgufFile
-from servekit.models.llama import Llama, LlamaConfig, map_gguf
 from servekit.models.weights import SafetensorsWeights, WeightError, open_weights
 
 _T = TypeVar("_T")
 
-HF_ARCHITECTURES = ("LlamaForCausalLM",)
-GGUF_ARCHITECTURES = ("llama",)
 EMBEDDING_ARCHITECTURES = ("BertModel", "BertForMaskedLM")
 """Architectures of folders whose models make vectors of texts."""
 
@@ -32,35 +31,31 @@ def embeds(path: Path) -> bool:
     return path.is_dir() and bool(_architectures(_read_json(path)) & set(EMBEDDING_ARCHITECTURES))
 
 
-def read_config(path: Path) -> LlamaConfig:
+def read_config(path: Path) -> DecoderConfig:
     """Sizes of the generating model in a folder or GGUF file.
 
     Raises:
         WeightError: an unknown architecture, or a file that can't be read.
     """
-    if path.is_dir():
-        config = _read_json(path)
-        if not _architectures(config) & set(HF_ARCHITECTURES):
-            raise WeightError(_unknown(", ".join(sorted(_architectures(config)))))
-        return _checked(path, lambda: LlamaConfig.from_hf(config))
-    return _checked(path, lambda: _read_gguf(path))
+    return _read(path)[1]
 
 
 def load_model(
     path: Path,
-    config: LlamaConfig,
+    config: DecoderConfig,
     linear: LinearFactory,
     dtype: torch.dtype,
     device: torch.device,
     progress: Callable[[int, int], None],
-) -> Llama:
+) -> Decoder:
     """Build a generating model with its weights.
 
     Raises:
         WeightError: the weights are missing, incomplete or of an unknown kind.
     """
-    with torch.inference_mode(), open_weights(path, map_gguf) as weights:
-        return Llama(config, weights, linear, dtype, device, progress)
+    family, _ = _read(path)
+    with torch.inference_mode(), open_weights(path, family.gguf_sources(config)) as weights:
+        return Decoder(config, family.layer, weights, linear, dtype, device, progress)
 
 
 def read_embedding_config(path: Path) -> BertConfig:
@@ -90,12 +85,28 @@ def load_embedding_model(
         return Bert(config, SafetensorsWeights(path), linear, dtype, device, progress)
 
 
-def _read_gguf(path: Path) -> LlamaConfig:
+def _read(path: Path) -> tuple[Family, DecoderConfig]:
+    if path.is_dir():
+        return _checked(path, lambda: _read_folder(path))
+    return _checked(path, lambda: _read_gguf(path))
+
+
+def _read_folder(path: Path) -> tuple[Family, DecoderConfig]:
+    config = _read_json(path)
+    found = _architectures(config)
+    for family in all_families():
+        if found & set(family.architectures):
+            return family, family.from_hf(config)
+    raise WeightError(_unknown(", ".join(sorted(found))))
+
+
+def _read_gguf(path: Path) -> tuple[Family, DecoderConfig]:
     with GgufFile(path) as file:
-        architecture = file.metadata.get("general.architecture")
-        if architecture not in GGUF_ARCHITECTURES:
-            raise WeightError(_unknown(str(architecture)))
-        return LlamaConfig.from_gguf(file)
+        found = file.metadata.get("general.architecture")
+        for family in all_families():
+            if found in family.gguf:
+                return family, family.from_gguf(file)
+        raise WeightError(_unknown(str(found)))
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -114,12 +125,17 @@ def _checked(path: Path, read: Callable[[], _T]) -> _T:
         return read()
     except WeightError:
         raise
+    except KeyError as error:
+        raise WeightError(f"{path / 'config.json' if path.is_dir() else path} lacks {error}") from None
     except (OSError, ValueError, TypeError, AttributeError, GgufError) as error:
         raise WeightError(f"{path} can't be read: {error}") from error
 
 
 def _unknown(found: str) -> str:
+    families = all_families()
+    folders = sorted(name for family in families for name in family.architectures)
+    files = sorted(name for family in families for name in family.gguf)
     return (
-        f"architecture {found} is not known; known are {', '.join((*HF_ARCHITECTURES, *EMBEDDING_ARCHITECTURES))} in"
-        f" folders and {', '.join(GGUF_ARCHITECTURES)} in GGUF files"
+        f"architecture {found} is not known; known are {', '.join((*folders, *EMBEDDING_ARCHITECTURES))} in folders"
+        f" and {', '.join(files)} in GGUF files"
     )

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -32,26 +32,30 @@ class Weights(Protocol):
 
 
 class SafetensorsWeights:
-    """A folder of safetensors files, with or without an index, memory-mapped."""
+    """A folder of safetensors files, with or without an index, memory-mapped.
+
+    Raises:
+        WeightError: there is none, or one that is missing or damaged.
+    """
 
     def __init__(self, folder: Path) -> None:
         from safetensors import SafetensorError, safe_open
 
-        index = folder / "model.safetensors.index.json"
         try:
-            if index.is_file():
-                files = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-            else:
-                files = sorted(p.name for p in folder.glob("*.safetensors"))
-            if not files:
-                raise WeightError(f"{folder} holds no .safetensors file")
-            outside = [name for name in files if Path(name).name != name]
-            if outside:
-                raise WeightError(f"{index} names a file outside its folder: {outside[0]!r}")
-            files_open: list[Any] = [safe_open(str(folder / name), framework="pt") for name in files]
-        except (OSError, SafetensorError, KeyError, AttributeError, TypeError, json.JSONDecodeError) as error:
+            file_of = _read_index(folder)
+            opened: dict[str, Any] = {
+                name: safe_open(str(folder / name), framework="pt")
+                for name in sorted(set(file_of.values()) or _without_index(folder))
+            }
+        except (OSError, SafetensorError, ValueError, KeyError, AttributeError, TypeError) as error:
+            if isinstance(error, WeightError):
+                raise
             raise WeightError(f"weights in {folder} can't be read: {error}") from error
-        self._file_of = {name: file for file in files_open for name in file.keys()}  # noqa: SIM118 (no mapping)
+        held = {name: frozenset(file.keys()) for name, file in opened.items()}
+        for tensor, file in file_of.items():
+            if tensor not in held[file]:
+                raise WeightError(f"{folder}: the index places tensor {tensor!r} in {file}, which lacks it")
+        self._file_of = {tensor: opened[name] for name, tensors in held.items() for tensor in tensors}
         self.names = frozenset(self._file_of)
 
     def get(self, name: str) -> torch.Tensor:
@@ -61,36 +65,70 @@ class SafetensorsWeights:
         return tensor
 
 
+def _read_index(folder: Path) -> dict[str, str]:
+    """Which file holds each tensor; nothing where there is no index."""
+    index = folder / "model.safetensors.index.json"
+    if not index.is_file():
+        return {}
+    file_of: dict[str, str] = json.loads(index.read_text())["weight_map"]
+    for name in file_of.values():
+        if Path(name).name != name:
+            raise WeightError(f"{index} names a file outside its folder: {name!r}")
+    return file_of
+
+
+def _without_index(folder: Path) -> list[str]:
+    # Some folders keep a second copy of the weights under another name.
+    if (folder / "model.safetensors").is_file():
+        return ["model.safetensors"]
+    files = [path.name for path in folder.glob("*.safetensors")]
+    if not files:
+        raise WeightError(f"{folder} holds no .safetensors file")
+    return files
+
+
+class GgufSource(NamedTuple):
+    """Where a tensor is in a GGUF file.
+
+    Attributes:
+        tensor: the file's name for it.
+        interleaved_heads: how many heads it has if its rotary pairs lie side by side, else 0.
+        part: which one along the outermost axis it is, None if it is all.
+    """
+
+    tensor: str
+    interleaved_heads: int = 0
+    part: int | None = None
+
+
 class GgufWeights:
-    """One GGUF file of the llama architecture; quantized tensors come as float32.
+    """One GGUF file; quantized tensors come as float32.
 
     Args:
         file: the open file.
-        name_of: Hugging Face's name to the file's.
-        heads: of each tensor whose rotary pairs the file interleaves, by the file's name: number of heads.
+        sources: where Hugging Face's tensors are; those that the file does not have are left out.
     """
 
-    def __init__(self, file: GgufFile, name_of: dict[str, str], heads: dict[str, int]) -> None:
+    def __init__(self, file: GgufFile, sources: dict[str, GgufSource]) -> None:
         self._file = file
-        self._name_of = {name: own for name, own in name_of.items() if own in file.tensors}
-        self._heads = heads
-        self.names = frozenset(self._name_of)
+        self._sources = sources
+        self.names = frozenset(name for name, source in sources.items() if source.tensor in file.tensors)
 
     def get(self, name: str) -> torch.Tensor:
-        if name not in self._name_of:
-            raise WeightError(f"the weights lack the tensor {name!r}")
-        own = self._name_of[name]
-        tensor = self._read(own)
-        if own in self._heads:
-            tensor = uninterleave(tensor, self._heads[own])
-        return tensor
-
-    def _read(self, own: str) -> torch.Tensor:
-        entry = self._file.tensors[own]
+        if name not in self.names:
+            own = self._sources[name].tensor if name in self._sources else name
+            raise WeightError(f"the weights lack the tensor {own!r}")
+        source = self._sources[name]
+        entry = self._file.tensors[source.tensor]
         try:
-            return dequantize(entry)
+            if source.part is not None:
+                entry = entry.part(source.part)
+            tensor = dequantize(entry)
         except (NotImplementedError, ValueError) as error:
-            raise WeightError(f"tensor {own!r} is stored as {entry.type_name}, which can't be read: {error}") from error
+            raise WeightError(
+                f"tensor {entry.name!r} is stored as {entry.type_name}, which can't be read: {error}"
+            ) from error
+        return uninterleave(tensor, source.interleaved_heads) if source.interleaved_heads else tensor
 
 
 def uninterleave(tensor: torch.Tensor, heads: int) -> torch.Tensor:
@@ -104,16 +142,15 @@ def uninterleave(tensor: torch.Tensor, heads: int) -> torch.Tensor:
 
 
 @contextmanager
-def open_weights(
-    path: Path, map_gguf: Callable[[GgufFile], tuple[dict[str, str], dict[str, int]]]
-) -> Iterator[Weights]:
+def open_weights(path: Path, sources: dict[str, GgufSource]) -> Iterator[Weights]:
     """Open a folder or GGUF file for reading.
 
     Args:
-        map_gguf: gives the names and interleaved heads of a GGUF file, see `GgufWeights`.
+        path: the folder or file.
+        sources: where each tensor is in a GGUF file.
     """
     if path.is_dir():
         yield SafetensorsWeights(path)
         return
     with GgufFile(path) as file:
-        yield GgufWeights(file, *map_gguf(file))
+        yield GgufWeights(file, sources)

@@ -21,6 +21,7 @@ from setproctitle import setproctitle
 
 from servekit import _core
 from servekit.config import Config, SchedulerInfo
+from servekit.config.secrets import Secrets
 from servekit.runtime import logs
 from servekit.runtime.channel import Channel
 from servekit.runtime.shared_memory import read_from_shared_memory, segment_name, segment_path
@@ -41,6 +42,7 @@ class Boot(msgspec.Struct, frozen=True):
         channel, death_pipe: descriptors of the line to main and of the read end of the death pipe.
         log_level, log_format: as in `ServerArgs`, known before the configuration is.
         listener: descriptor of an HTTP worker's listening socket, -1 for other roles.
+        uds: path of the Unix socket that the server listens on, "" if it listens on a port.
     """
 
     main_pid: int
@@ -52,6 +54,7 @@ class Boot(msgspec.Struct, frozen=True):
     log_level: str
     log_format: str
     listener: int = -1
+    uds: str = ""
 
 
 def title_of(role: str, index: int) -> str:
@@ -73,12 +76,14 @@ class ChildContext:
         config: flags, addresses and model.
         state_page: the state page that all processes share.
         listener: an HTTP worker's listening socket, None for other roles.
+        secrets: keys, for HTTP workers; other roles are told none.
     """
 
-    def __init__(self, role: str, index: int, boot: Boot, config: Config, channel: Channel) -> None:
+    def __init__(self, role: str, index: int, boot: Boot, config: Config, channel: Channel, secrets: Secrets) -> None:
         self.role, self.index, self.title = role, index, title_of(role, index)
         self.epoch = boot.epoch
         self.config = config
+        self.secrets = secrets
         self.state_page = _core.StatePage.open(config.port_args.state_page)
         self.listener = socket.socket(fileno=boot.listener) if boot.listener >= 0 else None
         self._boot, self._channel = boot, channel
@@ -154,8 +159,8 @@ def main() -> NoReturn:
     status = 1
     try:
         run = _entry(role)
-        _wait_for_begin(channel)
-        run(ChildContext(role, index, boot, read_from_shared_memory(boot.config, Config), channel))
+        secrets = _wait_for_begin(channel)
+        run(ChildContext(role, index, boot, read_from_shared_memory(boot.config, Config), channel, secrets))
         status = 0
     except SystemExit as error:
         status = error.code if isinstance(error.code, int) else 1
@@ -181,7 +186,8 @@ def _follow_parent(role: str, boot: Boot) -> None:
 def _owned_by_main(boot: Boot) -> list[str]:
     """Paths that main would remove at its end; the configuration goes last, it tells whose the others are."""
     segments = [str(segment_path(segment_name(boot.main_pid, what))) for what in ("info", "state")]
-    return [*segments, boot.run_dir, str(segment_path(boot.config))]
+    sockets = [boot.uds] if boot.uds else []
+    return [*sockets, *segments, boot.run_dir, str(segment_path(boot.config))]
 
 
 def _entry(role: str) -> Callable[[ChildContext], None]:
@@ -197,18 +203,18 @@ def _entry(role: str) -> Callable[[ChildContext], None]:
     return run
 
 
-def _wait_for_begin(channel: Channel) -> None:
-    """Wait until main has written the configuration.
+def _wait_for_begin(channel: Channel) -> Secrets:
+    """Wait until main has written the configuration; what it says beside it.
 
     Raises:
         SystemExit: main ends before it comes to that.
     """
     while not channel.closed:
-        commands = [message.get("command") for message in channel.receive(wait=True)]
-        if "stop" in commands:
+        messages = {message.get("command"): message for message in channel.receive(wait=True)}
+        if "stop" in messages:
             break
-        if "begin" in commands:
-            return
+        if "begin" in messages:
+            return msgspec.convert(messages["begin"].get("secrets", {}), Secrets)
     raise SystemExit(0)
 
 

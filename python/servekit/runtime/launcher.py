@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from servekit.config.secrets import ENVIRONMENT as SECRET_ENVIRONMENT
 from servekit.runtime.channel import Channel
 from servekit.runtime.child import CONTROL, HTTP, SCHEDULER, Boot, title_of
 
@@ -30,6 +31,12 @@ SCHEDULER_ENV = {
     # of 27. A server has neighbours, its own workers first; who has the machine to themselves sets 300000.
     "GOMP_SPINCOUNT": "1000",
 }
+
+
+def _environment(role: str) -> dict[str, str]:
+    """What a child inherits: no secrets, which go to HTTP workers by their line to main."""
+    inherited = {name: value for name, value in os.environ.items() if name not in SECRET_ENVIRONMENT}
+    return {**SCHEDULER_ENV, **inherited} if role == SCHEDULER else inherited
 
 
 class DeathPipe:
@@ -92,7 +99,7 @@ class Child:
                 [sys.executable, "-P", "-m", "servekit.runtime.child", *arguments],
                 stdin=subprocess.DEVNULL,
                 pass_fds=passed,
-                env={**SCHEDULER_ENV, **os.environ} if role == SCHEDULER else None,
+                env=_environment(role),
             )
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)

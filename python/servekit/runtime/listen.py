@@ -1,9 +1,12 @@
-"""The HTTP port: probed once, then one listening socket per worker."""
+"""Where HTTP listens: a port, probed once, then one listening socket per worker; or one Unix socket that they share."""
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
+import stat
+from pathlib import Path
 
 BACKLOG = 2048
 """Connections that may wait for a worker to take them; the kernel cuts it to `net.core.somaxconn`."""
@@ -61,7 +64,83 @@ def _bound(family: int, address: object, *, share: bool) -> socket.socket:
     return sock
 
 
-def url_of(host: str, port: int) -> str:
+MAX_PATH = 107
+"""Bytes of the longest path of a Unix socket."""
+
+
+class UnixListener:
+    """A listening Unix socket, and its file.
+
+    Attributes:
+        sockets: one per worker, all the same socket.
+    """
+
+    def __init__(self, path: str, mode: int, workers: int) -> None:
+        """Listen; the file that a dead server left behind is replaced.
+
+        Args:
+            path: of the file.
+            mode: its mode, which says who may connect.
+            workers: number of sockets, at least 1.
+
+        Raises:
+            ListenError: somebody listens there, something else lies there, or the system refuses.
+        """
+        if len(os.fsencode(path)) > MAX_PATH:
+            raise ListenError(f"--uds {path!r} is longer than the {MAX_PATH} bytes of a socket's path")
+        self._path = Path(path)
+        _remove_stale(self._path)
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        # The mode holds from the first moment on; nobody gets in between.
+        before = os.umask(0o777 & ~mode)
+        try:
+            sock.bind(path)
+            self._id = _id_of(self._path)
+            sock.listen(BACKLOG)
+        except OSError as error:
+            sock.close()
+            raise ListenError(f"can't listen on --uds {path!r}: {os.strerror(error.errno or 0)}") from None
+        finally:
+            os.umask(before)
+        self.sockets = [sock, *(sock.dup() for _ in range(workers - 1))]
+
+    def remove(self) -> None:
+        """Remove the file, unless another server has put its own there."""
+        if _id_of(self._path) == self._id:
+            self._path.unlink(missing_ok=True)
+
+
+def _id_of(path: Path) -> tuple[int, int] | None:
+    try:
+        status = path.lstat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
+
+
+def _remove_stale(path: Path) -> None:
+    """Remove a socket on which nobody listens.
+
+    Raises:
+        ListenError: somebody does, or it is no socket.
+    """
+    try:
+        is_socket = stat.S_ISSOCK(path.lstat().st_mode)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise ListenError(f"--uds {str(path)!r}: {error.strerror}") from None
+    if not is_socket:
+        raise ListenError(f"--uds {str(path)!r} exists and is no socket")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(1.0)
+        failure = probe.connect_ex(str(path))
+    if failure not in (errno.ECONNREFUSED, errno.ENOENT):
+        raise ListenError(f"can't listen on --uds {str(path)!r}: Address already in use")
+    path.unlink(missing_ok=True)
+
+
+def url_of(host: str, port: int, scheme: str = "http") -> str:
     """URL under which a client on this machine reaches an address."""
     host = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(host, host)
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"

@@ -79,13 +79,27 @@ def configure(title: str, epoch: int, level: str, log_format: str) -> None:
     for old in root.handlers[:]:
         root.removeHandler(old)
     root.addHandler(handler)
-    root.setLevel(LEVELS[level])
     for name in ("uvicorn", "uvicorn.error", "uvicorn.access"):
         logger = logging.getLogger(name)
         logger.handlers.clear()
         logger.propagate = True
-    for name in _QUIET:
-        logging.getLogger(name).setLevel(max(logging.WARNING, LEVELS[level]))
+    set_level(level)
     logging.captureWarnings(True)
     # A log that nobody reads any more must not end the process that writes it.
     logging.raiseExceptions = False
+
+
+def set_level(level: str) -> None:
+    """Log what is at least that important, from now on.
+
+    Args:
+        level: debug, info, warning or error.
+
+    Raises:
+        ValueError: there is no such level.
+    """
+    if level not in LEVELS:
+        raise ValueError(f"{level!r} is no log level, it must be one of {', '.join(LEVELS)}")
+    logging.getLogger().setLevel(LEVELS[level])
+    for name in _QUIET:
+        logging.getLogger(name).setLevel(max(logging.WARNING, LEVELS[level]))

@@ -64,6 +64,7 @@ def after_death(server: Server, dead: Child) -> int:
         Exit status 1.
     """
     logger.error("%s (pid %d) %s; the server ends", dead.title, dead.pid, dead.how_it_ended())
+    server.state_page.end_process(dead.role, dead.index)
     control = server.control
     if dead.role == SCHEDULER and control is not None:
         control.command("rank_down", rank=dead.index, reason=f"{dead.title} {dead.how_it_ended()}")

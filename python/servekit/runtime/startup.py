@@ -7,6 +7,7 @@ import json
 import logging
 import shlex
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from servekit.config import SchedulerInfo
@@ -111,7 +112,9 @@ def announce(server: Server, took: float) -> None:
     """Say what the server can hold, where it is, and how to try it."""
     info = [child.info for child in server.of(SCHEDULER)]
     ports, model = server.config.port_args, server.config.model_info
-    url = url_of(ports.host, ports.port)
+    args = server.args
+    scheme = "https" if args.ssl_certfile else "http"
+    url = url_of(ports.host, ports.port, scheme) if args.uds is None else f"{scheme}://localhost"
     each = " in each rank" if len(info) > 1 else ""
     logger.info(
         "context %s tokens, KV pool %s tokens%s, at most %s requests at once%s",
@@ -121,10 +124,14 @@ def announce(server: Server, took: float) -> None:
         _least(info, "max_running_requests"),
         each,
     )
-    logger.info("%s is served on %s after %.2f s", model.name, url, took)
-    if server.args.log_format == "text":
+    logger.info("%s is served on %s after %.2f s", model.name, args.uds or url, took)
+    if args.log_format == "text":
+        options = [] if args.uds is None else ["--unix-socket", args.uds]
+        if args.api_key or args.api_key_file:
+            options += ["-H", "authorization: Bearer KEY"]
+        line = curl_line(url, model.name, chat=model.chat_template is not None, options=options)
         with contextlib.suppress(BrokenPipeError):
-            print(curl_line(url, model.name, chat=model.chat_template is not None), flush=True)  # noqa: T201 (to be copied)
+            print(line, flush=True)  # noqa: T201 (to be copied)
 
 
 def _least(info: list[dict[str, Any]], key: str) -> str:
@@ -133,7 +140,7 @@ def _least(info: list[dict[str, Any]], key: str) -> str:
     return str(min(values)) if values else "?"
 
 
-def curl_line(url: str, model: str, *, chat: bool) -> str:
+def curl_line(url: str, model: str, *, chat: bool, options: Sequence[str] = ()) -> str:
     """A command line that asks the model something."""
     body: dict[str, Any] = {"model": model, "max_tokens": 64, "temperature": 0}
     if chat:
@@ -141,4 +148,5 @@ def curl_line(url: str, model: str, *, chat: bool) -> str:
     else:
         body["prompt"] = "The capital of France is"
     path = "/v1/chat/completions" if chat else "/v1/completions"
-    return f"curl {url}{path} -H 'content-type: application/json' -d {shlex.quote(json.dumps(body))}"
+    further = "".join(f" {shlex.quote(each)}" for each in options)
+    return f"curl {url}{path}{further} -H 'content-type: application/json' -d {shlex.quote(json.dumps(body))}"

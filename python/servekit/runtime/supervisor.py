@@ -10,16 +10,21 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import msgspec
 from setproctitle import setproctitle
 
 from servekit import _core
 from servekit.config import Config, ConfigError, ModelError, PortArgs, SchedulerInfo, ServerArgs
+from servekit.config.secrets import Secrets, take_secrets
+from servekit.config.tls import check_tls
 from servekit.runtime import logs
 from servekit.runtime.child import Boot
+from servekit.runtime.descriptors import raise_descriptor_limit
 from servekit.runtime.launcher import CONTROL, HTTP, SCHEDULER, Child, DeathPipe
-from servekit.runtime.listen import ListenError, listen
+from servekit.runtime.listen import ListenError, UnixListener, listen
 from servekit.runtime.run_dir import RunDir, RunDirError, create_run_dir
 from servekit.runtime.shared_memory import (
     SegmentError,
@@ -50,22 +55,30 @@ class Server:
         watch: where main waits.
     """
 
-    def __init__(self, args: ServerArgs, stack: contextlib.ExitStack) -> None:
+    def __init__(self, args: ServerArgs, secrets: Secrets, stack: contextlib.ExitStack) -> None:
         """Take the port and make the run directory; no child runs yet.
 
         Args:
-            args: validated flags.
+            args: validated flags, without secrets.
+            secrets: for the HTTP workers.
             stack: is given what undoes it all, in the right order.
         """
         self.args = args
+        self._secrets = secrets
         self.children: list[Child] = []
         self._stack = stack
         self._pid = os.getpid()
         self.watch = Watch()
         stack.callback(self.watch.close)
-        self.listeners = listen(args.host, args.port, args.tokenizer_workers)
+        self._port = 0
+        if args.uds is not None:
+            unix = UnixListener(args.uds, int(args.uds_mode, 8), args.tokenizer_workers)
+            stack.callback(unix.remove)
+            self.listeners = unix.sockets
+        else:
+            self.listeners = listen(args.host, args.port, args.tokenizer_workers)
+            self._port = self.listeners[0].getsockname()[1]
         stack.callback(self._close_listeners)
-        self._port: int = self.listeners[0].getsockname()[1]
         sweep_segments()
         self.run_dir: RunDir = create_run_dir()
         stack.callback(self.run_dir.remove)
@@ -113,6 +126,7 @@ class Server:
             death_pipe=self.death_pipe.read_end,
             log_level=self.args.log_level,
             log_format=self.args.log_format,
+            uds="" if self.args.uds is None else str(Path(self.args.uds).absolute()),
         )
         child = Child(role, index, boot, self.listeners[index] if role == HTTP else None)
         self.children.append(child)
@@ -133,7 +147,8 @@ class Server:
         for child in self.children:
             self.state_page.set_process(child.role, child.index, child.epoch, child.pid)
             child.last_news = time.monotonic()
-            child.command("begin")
+            secrets = {"secrets": msgspec.to_builtins(self._secrets)} if child.role == HTTP else {}
+            child.command("begin", **secrets)
 
     def publish(self, info: SchedulerInfo) -> None:
         """Write what the ranks told to the second segment, where the workers find it."""
@@ -178,8 +193,11 @@ def serve(args: ServerArgs) -> int:
     logs.configure("servekit::main", 1, args.log_level, args.log_format)
     began = time.monotonic()
     try:
+        args, secrets = take_secrets(args)
+        check_tls(args, secrets)
+        raise_descriptor_limit()
         with contextlib.ExitStack() as stack:
-            server = Server(args, stack)
+            server = Server(args, secrets, stack)
             server.start_children()
             server.hand_over()
             stopped = start(server)

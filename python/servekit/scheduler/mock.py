@@ -22,7 +22,9 @@ from typing import TYPE_CHECKING, Any
 from servekit.messages import requests as r
 from servekit.messages.batches import BatchEmbeddingOutput, BatchTokenIDOutput, FinishReason
 from servekit.messages.envelope import Envelope, Kind, Load
+from servekit.scheduler.log_level import set_log_level
 from servekit.scheduler.mock_requests import CYCLE, Cycling, Request, Rows
+from servekit.scheduler.mock_scores import Scores
 from servekit.scheduler.mock_script import Fault, Rule, Rules, Script, ScriptError, load_script
 from servekit.transport.rank_link import RankLink
 
@@ -45,7 +47,7 @@ class MockRank:
     """
 
     def __init__(
-        self, *, rank: int, epoch: int, step_s: float, max_len: int, most: int, pool: int, rules: Rules
+        self, *, rank: int, epoch: int, step_s: float, max_len: int, most: int, pool: int, vocab_size: int, rules: Rules
     ) -> None:
         """Set up an idle rank.
 
@@ -55,6 +57,7 @@ class MockRank:
             max_len: context in tokens.
             most: most requests that run at once.
             pool: tokens that it pretends to have room for.
+            vocab_size: ids that it names in logprobs are below it.
             rules: what its script says.
         """
         self.info: dict[str, Any] = {
@@ -68,6 +71,7 @@ class MockRank:
         self._rank, self._epoch, self._step_s = rank, epoch, step_s
         self._max_len, self._most, self._pool = max_len, most, pool
         self._rules = rules
+        self._vocab_size = vocab_size
         self._cycling = Cycling()
         self._scripted: dict[int, Request] = {}
         self._waiting: deque[Request] = deque()
@@ -78,6 +82,7 @@ class MockRank:
         self._reported: tuple[Load | None, int] = (None, 0)
         self._frozen: tuple[Load | None, int] = (None, 0)
         self._frozen_until = 0.0
+        self._paused = False
 
     # The loop
 
@@ -105,7 +110,8 @@ class MockRank:
         self._close_all(link)
 
     def _busy(self) -> bool:
-        return bool(self._cycling or self._scripted or self._embeddings or self._finish_again)
+        work = self._cycling or self._scripted or self._embeddings or self._finish_again
+        return bool(work) and not self._paused
 
     def _running(self) -> int:
         return len(self._cycling) + len(self._scripted)
@@ -123,11 +129,27 @@ class MockRank:
                 self._embeddings.append(body)
             case Kind.ABORT:
                 self._abort(body.rid)
+            case _:
+                link.reply(envelope, self._obey(envelope.kind, body))
+
+    def _obey(self, kind: Kind, body: Any) -> r.ControlReply:
+        """Carry out a control message."""
+        match kind:
             case Kind.GET_STATE:
                 self._admit()
-                link.reply(envelope, r.ControlReply(True, data=json.dumps(self._state()).encode()))
+                return r.ControlReply(True, data=json.dumps(self._state()).encode())
+            case Kind.PAUSE | Kind.CONTINUE:
+                self._paused = kind == Kind.PAUSE
+                return r.ControlReply(True)
+            case Kind.FLUSH_CACHE:
+                live = self._state()["live"]
+                return r.ControlReply(not live, f"{live} requests are live" if live else "")
+            case Kind.PROFILE:
+                return r.ControlReply(False, "the mock rank computes nothing that could be profiled")
+            case Kind.SET_LOG_LEVEL:
+                return set_log_level(body)
             case other:
-                link.reply(envelope, r.ControlReply(False, f"the mock rank does not know {other.name}"))
+                return r.ControlReply(False, f"the mock rank does not know {other.name}")
 
     def _accept(self, body: r.TokenizedGenerateReqInput) -> None:
         if self._runs(body.rid) or any(request.rid == body.rid for request in self._waiting):
@@ -137,6 +159,8 @@ class MockRank:
         rule = self._rules.match(body.input_ids)
         limit = min(body.sampling_params.max_new_tokens, self._max_len - prompt)
         request = Request(body.rid, prompt, limit, frozenset(body.sampling_params.stop_token_ids), rule)
+        if body.return_logprob:
+            request.scores = Scores(body, self._vocab_size)
         if limit < 1:
             message = f"the prompt of {prompt} tokens leaves no room in a context of {self._max_len}"
             self._closing.add(request, b"", FinishReason("error", message=message, status=400))
@@ -145,11 +169,11 @@ class MockRank:
         self._pending += prompt
 
     def _admit(self) -> None:
-        while self._waiting and self._running() < self._most:
+        while not self._paused and self._waiting and self._running() < self._most:
             request = self._waiting.popleft()
             self._pending -= request.prompt
             self._held += request.prompt
-            if request.rule is None and not request.stops:
+            if request.rule is None and not request.stops and request.scores is None:
                 self._cycling.add(request)
                 continue
             self._scripted[request.rid] = request
@@ -202,7 +226,7 @@ class MockRank:
             self._send(link, rows.batch())
 
     def _play(self, link: RankLink, request: Request, now: float, rows: Rows) -> FinishReason | None:
-        """One step of a request that has a rule or stop tokens; its end if it ends."""
+        """One step of a request that does not just cycle; its end if it ends."""
         if now < request.due:
             return None
         rule = request.rule or Rule()
@@ -224,7 +248,8 @@ class MockRank:
             if "lost_finish" in kinds:
                 rows.add(request, struct.pack(f"<{len(tokens)}I", *tokens))
                 return end
-        rows.add(request, struct.pack(f"<{len(tokens)}I", *tokens), end)
+        more = None if request.scores is None else request.scores.columns(tokens)
+        rows.add(request, struct.pack(f"<{len(tokens)}I", *tokens), end, more)
         return end
 
     def _next_tokens(self, request: Request, rule: Rule) -> tuple[list[int], FinishReason | None]:
@@ -281,6 +306,7 @@ class MockRank:
             "rank": self._rank,
             "epoch": self._epoch,
             "pid": os.getpid(),
+            "paused": self._paused,
             "live": self._running() + len(self._waiting) + len(self._embeddings),
             "running": self._running(),
             "waiting": len(self._waiting) + len(self._embeddings),
@@ -351,5 +377,6 @@ def create_mock_rank(ctx: ChildContext) -> MockRank:
         max_len=model.max_model_len,
         most=most,
         pool=args.max_total_tokens or most * model.max_model_len,
+        vocab_size=model.vocab_size,
         rules=rules,
     )

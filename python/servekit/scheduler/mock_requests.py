@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import struct
+from typing import Any
 
 from servekit.messages.batches import BatchTokenIDOutput, FinishReason
+from servekit.scheduler.mock_scores import Scores
 from servekit.scheduler.mock_script import Rule
 
 CYCLE = (260, 282, 253, 284, 418, 355, 314, 327, 911, 1250, 2504, 3410)
@@ -17,7 +19,7 @@ _LENGTH = FinishReason("length")
 class Request:
     """One request: `done` new tokens of `limit`, `rows` rows so far, the next one due at `due`."""
 
-    __slots__ = ("done", "due", "limit", "prompt", "rid", "rows", "rule", "stops")
+    __slots__ = ("done", "due", "limit", "prompt", "rid", "rows", "rule", "scores", "stops")
 
     def __init__(self, rid: int, prompt: int, limit: int, stops: frozenset[int], rule: Rule | None) -> None:
         """Accept it.
@@ -30,6 +32,7 @@ class Request:
             rule: what its script says.
         """
         self.rid, self.prompt, self.limit, self.stops, self.rule = rid, prompt, limit, stops, rule
+        self.scores: Scores | None = None
         self.done = self.rows = 0
         self.due = 0.0
 
@@ -42,9 +45,16 @@ class Rows:
         self.ids: list[bytes] = []
         self.prompts: list[int] = []
         self.ends: dict[int, FinishReason] = {}
+        self.more: dict[str, Any] = {}
 
-    def add(self, request: Request, ids: bytes, end: FinishReason | None = None) -> None:
-        """One row."""
+    def add(
+        self, request: Request, ids: bytes, end: FinishReason | None = None, more: dict[str, Any] | None = None
+    ) -> None:
+        """One row; `more` is what it has in columns that may be short."""
+        for name, value in (more or {}).items():
+            column = self.more.setdefault(name, [])
+            column += [None] * (len(self.rids) - len(column))
+            column.append(value)
         if end is not None:
             self.ends[len(self.rids)] = end
         self.rids.append(request.rid)
@@ -59,6 +69,7 @@ class Rows:
             finished_reasons=ends,
             prompt_tokens=self.prompts,
             decode_ids=self.ids,
+            **self.more,
         )
 
 
@@ -90,7 +101,7 @@ class Cycling:
         return self._rids
 
     def add(self, request: Request) -> None:
-        """Take a request that has no rule and no stop tokens."""
+        """Take a request that has no rule and no stop tokens, and wants no logprobs."""
         self._place[request.rid] = len(self._rids)
         self._rids.append(request.rid)
         self._prompts.append(request.prompt)

@@ -23,6 +23,7 @@ class Outputs:
         self._reasons: list[FinishReason | None] = []
         self._prompt: list[int] = []
         self._completion: list[int] = []
+        self._cached: list[int] = []
         self._retractions: list[int] = []
         self._ids: list[bytes] = []
         self._extra: dict[str, dict[int, Any]] = {}
@@ -33,6 +34,7 @@ class Outputs:
         new: Ints,
         prompt: Ints,
         completion: Ints,
+        cached: Ints,
         retractions: Ints,
         reasons: list[FinishReason | None] | None,
         extra: dict[int, Columns],
@@ -51,15 +53,19 @@ class Outputs:
         self._reasons += reasons if reasons is not None else [None] * len(new)
         self._prompt += prompt.tolist()
         self._completion += completion.tolist()
+        self._cached += cached.tolist()
         self._retractions += retractions.tolist()
         self._ids += [raw[at : at + 4] for at in range(0, len(raw), 4)]
 
-    def close(self, rid: int, reason: FinishReason, prompt: int, completion: int, retractions: int) -> None:
+    def close(
+        self, rid: int, reason: FinishReason, prompt: int, completion: int, cached: int, retractions: int
+    ) -> None:
         """Add a finished row without tokens."""
         self._rids.append(rid)
         self._reasons.append(reason)
         self._prompt.append(prompt)
         self._completion.append(completion)
+        self._cached.append(cached)
         self._retractions.append(retractions)
         self._ids.append(b"")
 
@@ -72,6 +78,7 @@ class Outputs:
             finished_reasons=self._reasons if any(self._reasons) else None,
             prompt_tokens=self._prompt,
             completion_tokens=self._completion,
+            cached_tokens=self._cached if any(self._cached) else None,
             retraction_counts=self._retractions if any(self._retractions) else None,
             decode_ids=self._ids,
         )

@@ -39,10 +39,12 @@ class PageAllocator:
         Raises:
             RuntimeError: one of them is not held, or is named twice.
         """
+        if not len(pages):
+            return
         if not self._held[pages].all():
             raise RuntimeError(f"pages {pages[~self._held[pages]].tolist()} are given back but not held")
-        self._held[pages] = False
-        if self.count - int(self._held.sum()) != self.free + len(pages):
+        if len(np.unique(pages)) != len(pages):
             raise RuntimeError("a page is given back twice")
+        self._held[pages] = False
         self._stack[self.free : self.free + len(pages)] = pages
         self.free += len(pages)

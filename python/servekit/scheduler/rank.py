@@ -18,6 +18,8 @@ from servekit.messages.batches import BatchEmbeddingOutput, BatchTokenIDOutput, 
 from servekit.messages.envelope import Envelope, Kind, Load
 from servekit.messages.requests import ControlReply
 from servekit.scheduler.embedding import EmbeddingConfig, EmbeddingScheduler
+from servekit.scheduler.log_level import set_log_level
+from servekit.scheduler.profiling import Profiler
 from servekit.scheduler.scheduler import Scheduler, SchedulerConfig
 
 if TYPE_CHECKING:
@@ -33,7 +35,13 @@ _DUMMY_CONTEXTS = 8
 
 
 class TorchRank:
-    """A `Rank` that runs a scheduler over a model runner, one step at a time."""
+    """A `Rank` that runs a scheduler over a model runner, one step at a time.
+
+    Args:
+        runner, config: what computes, and what is computed.
+        rank, epoch: which rank this is, and which life of it.
+        profiles: folder of the traces that name no other.
+    """
 
     def __init__(
         self,
@@ -42,12 +50,15 @@ class TorchRank:
         *,
         rank: int,
         epoch: int,
+        profiles: Path = Path("profiles"),
     ) -> None:
         self._runner: Any = runner
         self._embeds = isinstance(config, EmbeddingConfig)
         self._scheduler: Any = EmbeddingScheduler(config) if isinstance(config, EmbeddingConfig) else Scheduler(config)
         self._identity = {"engine": "torch", "rank": rank, "epoch": epoch, "pid": os.getpid()}
         self._reported: tuple[Load, int] | None = None
+        self._paused = False
+        self._profiler = Profiler(profiles, f"rank{rank}-epoch{epoch}")
         self.info: dict[str, Any] = {
             "engine": "torch",
             **runner.info,
@@ -69,10 +80,11 @@ class TorchRank:
                 self._take(link, envelope, body)
             # What ended without a step (aborts, refusals) does not wait for the next one.
             self._send(link)
-            step = scheduler.plan()
+            step = None if self._paused else scheduler.plan()
             idle = step is None
             if step is not None:
                 scheduler.complete(step, runner.collect(runner.launch(step.plan)))
+                self._profiler.step()
             self._send(link, report=True)
         scheduler.close_all("the rank was stopped", 503)
         self._send(link)
@@ -86,11 +98,28 @@ class TorchRank:
                     logger.warning("request %d came twice, the second is ignored", envelope.id)
             case Kind.ABORT:
                 self._scheduler.abort(envelope.id, body.reason)
+            case _:
+                link.reply(envelope, self._obey(envelope.kind, body))
+
+    def _obey(self, kind: Kind, body: Any) -> ControlReply:
+        """Carry out a control message."""
+        match kind:
             case Kind.GET_STATE:
-                data = json.dumps({**self._identity, **self._scheduler.state()}).encode()
-                link.reply(envelope, ControlReply(True, data=data))
+                state = {**self._identity, "paused": self._paused, **self._scheduler.state()}
+                return ControlReply(True, data=json.dumps(state).encode())
+            case Kind.PAUSE | Kind.CONTINUE:
+                # A paused rank takes requests, aborts and questions; it only computes nothing.
+                self._paused = kind == Kind.PAUSE
+                return ControlReply(True)
+            case Kind.FLUSH_CACHE:
+                live = self._scheduler.state()["live"]
+                return ControlReply(not live, f"{live} requests are live, and what they hold stays" if live else "")
+            case Kind.PROFILE:
+                return self._profiler.obey(body)
+            case Kind.SET_LOG_LEVEL:
+                return set_log_level(body)
             case other:
-                link.reply(envelope, ControlReply(False, f"{other.name} is not supported by this engine"))
+                return ControlReply(False, f"{other.name} is not supported by this engine")
 
     def _other_kind(self, rid: int) -> BatchTokenIDOutput | BatchEmbeddingOutput:
         """The error row, of its own kind, for a request that this model can't serve."""
@@ -164,8 +193,10 @@ def create_torch_rank(ctx: ChildContext) -> TorchRank:
         vocab_size=vocab_size,
         end_ids=tuple(model.end_ids),
         seed=args.seed if args.seed is not None else random.getrandbits(63),
+        policy=args.schedule_policy,
+        prefix_cache=args.prefix_caching,
     )
-    rank = TorchRank(runner, config, rank=ctx.index, epoch=ctx.epoch)
+    rank = TorchRank(runner, config, rank=ctx.index, epoch=ctx.epoch, profiles=_profiles_of(ctx))
     rank.info["load_seconds"] = round(time.monotonic() - began, 2)
     return rank
 
@@ -192,4 +223,9 @@ def _create_embedding_rank(ctx: ChildContext) -> TorchRank:
         size=runner.info["embedding_size"],
         normalized=runner.info["normalized"],
     )
-    return TorchRank(runner, config, rank=ctx.index, epoch=ctx.epoch)
+    return TorchRank(runner, config, rank=ctx.index, epoch=ctx.epoch, profiles=_profiles_of(ctx))
+
+
+def _profiles_of(ctx: ChildContext) -> Path:
+    given = ctx.config.server_args.profile_dir
+    return Path(given) if given else Path(ctx.config.port_args.run_dir) / "profiles"

@@ -11,7 +11,9 @@ import numpy as np
 from servekit.engine.plan import Floats, Ints
 from servekit.messages.requests import SamplingParams, TokenizedGenerateReqInput
 from servekit.scheduler.logprobs import MAX_GIVEN, MAX_TOP, LogprobState
+from servekit.scheduler.memory import Lease
 from servekit.scheduler.penalties import SeenTokens, wants_penalties
+from servekit.scheduler.prefix_cache import Tokens
 
 _SEED_MASK = (1 << 64) - 1
 _MAX_BIAS = 1e6
@@ -61,14 +63,19 @@ class Request:
         seen: counted tokens, None without penalties.
         biases: ids and what is added to their logits, or None.
         logprobs: what it wants to know of them, None for nothing.
+        priority: higher is sooner, where the policy asks for it.
+        salt: separates its cached prefixes from those of other salts.
+        since: when it came, on the scheduler's clock.
         slot: its row in the slot table, -1 while it waits.
+        lease: its pages, None while it waits.
+        cached: tokens that it found in the cache when it first ran, -1 before that.
         retractions: how often it lost its pages.
     """
 
     rid: int
     arrival: int
     prompt_tokens: int
-    tokens: Ints
+    tokens: Tokens
     limit: int
     min_tokens: int
     params: SamplingParams
@@ -78,8 +85,31 @@ class Request:
     seen: SeenTokens | None
     biases: tuple[Ints, Floats] | None
     logprobs: LogprobState | None
+    priority: int
+    salt: str
+    since: float = field(default=0.0)
     slot: int = field(default=-1)
+    lease: Lease | None = field(default=None)
+    cached: int = field(default=-1)
     retractions: int = field(default=0)
+
+    @property
+    def usable(self) -> int:
+        """How many of its known tokens may come from the cache: the last one is always computed, for its logits."""
+        usable = len(self.tokens) - 1
+        needed = None if self.logprobs is None else self.logprobs.needed
+        return usable if needed is None else min(usable, needed)
+
+
+def lease_of(request: Request) -> Lease:
+    """A running request's pages.
+
+    Raises:
+        RuntimeError: it does not run.
+    """
+    if request.lease is None:
+        raise RuntimeError(f"request {request.rid} has no pages")
+    return request.lease
 
 
 def make_request(rid: int, body: Any, arrival: int, limits: Limits) -> Request:
@@ -109,7 +139,7 @@ def make_request(rid: int, body: Any, arrival: int, limits: Limits) -> Request:
         rid=rid,
         arrival=arrival,
         prompt_tokens=len(prompt),
-        tokens=np.concatenate((prompt, generated)),
+        tokens=np.concatenate((prompt, generated)).astype(np.int32),
         limit=min(len(prompt) + params.max_new_tokens, limits.max_tokens),
         min_tokens=len(prompt) + params.min_new_tokens,
         params=params,
@@ -119,6 +149,8 @@ def make_request(rid: int, body: Any, arrival: int, limits: Limits) -> Request:
         seen=SeenTokens(prompt, generated, params) if wants_penalties(params) else None,
         biases=_biases(params, limits),
         logprobs=_logprobs(body, limits, len(prompt), resumed=len(generated) > 0),
+        priority=body.priority or 0,
+        salt=body.cache_salt or "",
     )
 
 

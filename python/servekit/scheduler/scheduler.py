@@ -1,12 +1,13 @@
 """Decides what each step computes: continuous batching with chunked prefill over a paged KV pool.
 
-A step holds one token of every decoding request and pieces of prompts, first come first served. `plan` makes it,
-a model runner computes it, `complete` takes in its tokens. Nothing here waits, sends or computes.
+A step holds one token of every decoding request and pieces of prompts. `plan` makes it, a model runner computes it,
+`complete` takes in its tokens. Nothing here waits, sends or computes.
 """
 
 from __future__ import annotations
 
-from collections import deque
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,38 +17,11 @@ from servekit.engine.plan import BAD_LOGITS, Ints, Plan, StepResult
 from servekit.messages.batches import BatchTokenIDOutput, FinishReason
 from servekit.messages.envelope import Load
 from servekit.scheduler.columns import logprob_columns, prompt_logprob_columns, sampling_columns
+from servekit.scheduler.config import SchedulerConfig
 from servekit.scheduler.logprobs import Columns
 from servekit.scheduler.outputs import Outputs
-from servekit.scheduler.pages import PageAllocator
 from servekit.scheduler.request import Limits, Request, RequestError, make_request
-from servekit.scheduler.table import SlotTable
-
-
-@dataclass(slots=True, frozen=True)
-class SchedulerConfig:
-    """Sizes of a scheduler.
-
-    Attributes:
-        max_running: most requests in a batch.
-        max_waiting: most requests that wait for it.
-        max_prefill_tokens: most prompt tokens in a step.
-        chunked_prefill_size: most tokens of one prompt in a step.
-        page: tokens in a KV page.
-        pages: pages in the pool.
-        max_model_len: context in tokens.
-        vocab_size, end_ids, seed: see `Limits`.
-    """
-
-    max_running: int
-    max_waiting: int
-    max_prefill_tokens: int
-    chunked_prefill_size: int
-    page: int
-    pages: int
-    max_model_len: int
-    vocab_size: int
-    end_ids: tuple[int, ...]
-    seed: int = 0
+from servekit.scheduler.running import RunningBatch
 
 
 @dataclass(slots=True, frozen=True)
@@ -66,15 +40,19 @@ class Step:
 class Scheduler:
     """Requests of one rank from acceptance to their single finished row.
 
+    Args:
+        config: its sizes.
+        clock: seconds; how long a request has waited matters to some policies.
+
     Attributes:
         config: its sizes.
         pool_tokens: tokens that the KV pool holds.
         max_tokens: most tokens of one request, prompt and output: the context, or the pool if that is smaller.
-        retractions: how often a request lost its pages because they were short.
     """
 
-    def __init__(self, config: SchedulerConfig) -> None:
+    def __init__(self, config: SchedulerConfig, clock: Callable[[], float] = time.monotonic) -> None:
         self.config = config
+        self._clock = clock
         self.pool_tokens = config.pages * config.page
         self.max_tokens = min(config.max_model_len, self.pool_tokens)
         end_ids = np.array(sorted(set(config.end_ids)), dtype=np.int64)
@@ -82,16 +60,17 @@ class Scheduler:
         self._limits = Limits(config.vocab_size, self.max_tokens, end_ids, config.seed)
         self._is_end = np.zeros(config.vocab_size, np.bool_)
         self._is_end[end_ids] = True
-        self._table = SlotTable(config.max_running, self.max_tokens, config.page)
-        self._allocator = PageAllocator(config.pages)
+        self._batch = RunningBatch(config, self.max_tokens, clock)
+        self._table, self._waiting = self._batch.table, self._batch.waiting
         self._requests: dict[int, Request] = {}
-        self._waiting: deque[Request] = deque()
-        self._waiting_tokens = 0
-        self._prefilling: list[Request] = []
         self._outputs = Outputs()
         self._arrivals = 0
         self._steps = 0
-        self.retractions = 0
+
+    @property
+    def retractions(self) -> int:
+        """How often a request lost its pages because they were short or others more urgent."""
+        return self._batch.retractions
 
     # What comes in
 
@@ -112,11 +91,11 @@ class Scheduler:
             return True
         self._arrivals += 1
         if (reason := self._over(request)) is not None:
-            self._outputs.close(rid, reason, request.prompt_tokens, len(request.tokens) - request.prompt_tokens, 0)
+            self._report_end(request, reason)
             return True
+        request.since = self._clock()
         self._requests[rid] = request
-        self._waiting.append(request)
-        self._waiting_tokens += len(request.tokens)
+        self._waiting.add(request)
         return True
 
     def _over(self, request: Request) -> FinishReason | None:
@@ -130,13 +109,18 @@ class Scheduler:
 
     def refuse(self, rid: int, message: str, status: int) -> None:
         """Close a request that was never accepted."""
-        self._outputs.close(rid, FinishReason("error", message=message, status=status), 0, 0, 0)
+        self._outputs.close(rid, FinishReason("error", message=message, status=status), 0, 0, 0, 0)
 
     def abort(self, rid: int, reason: str = "") -> None:
         """End a request, in whatever phase, and free its pages now. An unknown id means nothing."""
         request = self._requests.get(rid)
         if request is not None:
             self._close(request, FinishReason("abort", message=reason or None))
+
+    def flush_cache(self) -> bool:
+        """Forget every cached prefix that no request uses; False if some are in use, and stay."""
+        self._batch.memory.flush()
+        return self._batch.memory.cache.pages == 0
 
     def close_all(self, message: str, status: int) -> None:
         """End every request with an error."""
@@ -148,10 +132,10 @@ class Scheduler:
     def plan(self) -> Step | None:
         """The next step, or None if there is nothing to compute."""
         t = self._table
-        self._grow()
+        self._batch.make_room()
         slots = np.flatnonzero(t.decoding)
         starts, counts = t.computed[slots], np.ones(len(slots), np.int64)
-        pieces = self._prefill()
+        pieces = self._batch.pieces()
         if pieces:
             more = np.array([(request.slot, t.computed[request.slot], count) for request, count in pieces], np.int64)
             slots = np.concatenate((slots, more[:, 0]))
@@ -198,14 +182,15 @@ class Scheduler:
                     state.add(found, places)
         rows = step.plan.sampled[live[step.plan.sampled]]
         slots, new = step.slots[rows], result.tokens[rows, 0]
-        if len(self._prefilling):
-            self._prefilling = [r for r in self._prefilling if t.computed[r.slot] < t.known[r.slot]]
+        self._batch.computed()
         bad = new == BAD_LOGITS
         if bad.any():
             for slot in slots[bad].tolist():
                 reason = FinishReason("error", message="the model's output for this request is not finite", status=500)
                 self._close(t.owner(slot), reason)
             slots, new = slots[~bad], new[~bad]
+            # Whatever made the logits so may be in its pages.
+            self._batch.memory.flush()
         t.tokens[slots, t.known[slots]] = new
         t.known[slots] += 1
         t.decoding[slots] = True
@@ -236,12 +221,12 @@ class Scheduler:
     def load(self) -> Load:
         """The load now."""
         t = self._table
-        pending = sum(int(t.known[r.slot] - t.computed[r.slot]) for r in self._prefilling)
+        pending = sum(int(t.known[r.slot] - t.computed[r.slot]) for r in self._batch.prefilling)
         return Load(
             running=t.running,
             waiting=len(self._waiting),
             held_tokens=int(t.computed.sum()),
-            pending_tokens=self._waiting_tokens + pending,
+            pending_tokens=self._waiting.tokens + pending,
             pool_tokens=self.pool_tokens,
         )
 
@@ -251,69 +236,17 @@ class Scheduler:
             "live": len(self._requests),
             "running": self._table.running,
             "waiting": len(self._waiting),
-            "prefilling": len(self._prefilling),
-            "pages_held": self._allocator.count - self._allocator.free,
-            "pages_free": self._allocator.free,
+            "prefilling": len(self._batch.prefilling),
+            "pages_held": self.config.pages - self._batch.memory.available,
+            "pages_cached": self._batch.memory.cache.evictable,
+            "pages_free": self._batch.memory.allocator.free,
             "held_tokens": int(self._table.computed.sum()),
             "pool_tokens": self.pool_tokens,
             "steps": self._steps,
-            "retractions": self.retractions,
+            "retractions": self._batch.retractions,
         }
 
     # Inside
-
-    def _grow(self) -> None:
-        """Give every decoding request the page for its next token; retract requests while pages are short."""
-        t = self._table
-        while True:
-            slots = np.flatnonzero(t.decoding & (t.computed == t.held * t.page))
-            if len(slots) <= self._allocator.free:
-                break
-            running = [request for request in t.owners if request is not None]
-            # The cheapest to compute again; of equals, the one that came last.
-            self._retract(min(running, key=lambda r: (int(t.computed[r.slot]), -r.arrival)))
-        if len(slots):
-            t.pages[slots, t.held[slots]] = self._allocator.take(len(slots))
-            t.held[slots] += 1
-
-    def _retract(self, request: Request) -> None:
-        """Put a running request back among the waiting ones, in its place by arrival, with its tokens."""
-        if request in self._prefilling:
-            self._prefilling.remove(request)
-        self._table.remove(request, self._allocator)
-        request.retractions += 1
-        self.retractions += 1
-        place = next((i for i, r in enumerate(self._waiting) if r.arrival > request.arrival), len(self._waiting))
-        self._waiting.insert(place, request)
-        self._waiting_tokens += len(request.tokens)
-
-    def _prefill(self) -> list[tuple[Request, int]]:
-        """Pieces of prompts for this step; admits waiting requests while slots, pages and tokens last."""
-        t, budget = self._table, self.config.max_prefill_tokens
-        pieces: list[tuple[Request, int]] = []
-        for request in self._prefilling:
-            if budget <= 0:
-                return pieces
-            left = int(t.known[request.slot] - t.computed[request.slot])
-            count = min(left, self.config.chunked_prefill_size, budget)
-            pieces.append((request, count))
-            budget -= count
-        while self._waiting and budget > 0 and not t.full:
-            request = self._waiting[0]
-            pages = -(-len(request.tokens) // t.page)
-            # A page for each running request stays free, or the next steps would retract what is admitted now.
-            if self._allocator.free < pages + t.running:
-                break
-            self._waiting.popleft()
-            self._waiting_tokens -= len(request.tokens)
-            t.add(request, self._allocator.take(pages))
-            if request.logprobs is not None:
-                request.logprobs.restart()
-            self._prefilling.append(request)
-            count = min(len(request.tokens), self.config.chunked_prefill_size, budget)
-            pieces.append((request, count))
-            budget -= count
-        return pieces
 
     def _emit(self, slots: Ints, new: Ints, told: dict[int, Columns]) -> None:
         """Report new tokens, and close the requests that end with them."""
@@ -329,9 +262,8 @@ class Scheduler:
             reasons = [None] * len(slots)
             for i in ended:
                 reasons[i] = FinishReason("stop", matched=int(new[i])) if stopped[i] else FinishReason("length")
-        self._outputs.step(
-            t.rid[slots], new, t.prompt[slots], t.known[slots] - t.prompt[slots], t.retractions[slots], reasons, told
-        )
+        counts = (t.prompt[slots], t.known[slots] - t.prompt[slots], t.cached[slots], t.retractions[slots])
+        self._outputs.step(t.rid[slots], new, *counts, reasons, told)
         for i in ended:
             self._release(self._table.owner(int(slots[i])))
 
@@ -339,15 +271,19 @@ class Scheduler:
         """End a request between its tokens: one finished row without ids."""
         if request.slot < 0:
             self._waiting.remove(request)
-            self._waiting_tokens -= len(request.tokens)
             del self._requests[request.rid]
         else:
-            if request in self._prefilling:
-                self._prefilling.remove(request)
             self._release(request)
+        self._report_end(request, reason)
+
+    def _report_end(self, request: Request, reason: FinishReason) -> None:
         generated = len(request.tokens) - request.prompt_tokens
-        self._outputs.close(request.rid, reason, request.prompt_tokens, generated, request.retractions)
+        counts = (request.prompt_tokens, generated, max(request.cached, 0), request.retractions)
+        self._outputs.close(request.rid, reason, *counts)
 
     def _release(self, request: Request) -> None:
-        self._table.remove(request, self._allocator)
+        self._batch.leave(request)
         del self._requests[request.rid]
+
+
+__all__ = ["Scheduler", "SchedulerConfig", "Step"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 
 from servekit.engine.plan import Ints
-from servekit.scheduler.pages import PageAllocator
 from servekit.scheduler.request import Request
 
 
@@ -24,6 +23,7 @@ class SlotTable:
         ignores_end, has_stops: the model's end tokens don't end it; it has stop ids of its own.
         penalized, biased, tells: it has penalties, biases; its logprobs are wanted.
         retractions: how often its request lost its pages.
+        cached: prompt tokens that its request found in the cache.
     """
 
     def __init__(self, slots: int, max_tokens: int, page: int) -> None:
@@ -32,7 +32,7 @@ class SlotTable:
         self._free = list(range(slots - 1, -1, -1))
         self.serial, self.prompt, self.limit, self.min_tokens = (np.zeros(slots, np.int64) for _ in range(4))
         self.known, self.computed, self.held = (np.zeros(slots, np.int64) for _ in range(3))
-        self.top_k, self.retractions = np.zeros(slots, np.int64), np.zeros(slots, np.int64)
+        self.top_k, self.retractions, self.cached = (np.zeros(slots, np.int64) for _ in range(3))
         self.used, self.decoding, self.ignores_end, self.has_stops = (np.zeros(slots, np.bool_) for _ in range(4))
         self.penalized, self.biased, self.tells = (np.zeros(slots, np.bool_) for _ in range(3))
         self.rid, self.seed = np.zeros(slots, np.uint64), np.zeros(slots, np.uint64)
@@ -62,8 +62,13 @@ class SlotTable:
             raise RuntimeError(f"slot {slot} has no request")
         return request
 
-    def add(self, request: Request, pages: Ints) -> None:
-        """Give a request a slot and pages for all its known tokens."""
+    def add(self, request: Request, pages: Ints, cached: int) -> None:
+        """Give a request a slot.
+
+        Args:
+            pages: for all its known tokens.
+            cached: tokens at the beginning whose keys and values are there.
+        """
         slot = self._free.pop()
         request.slot = slot
         self.owners[slot] = request
@@ -71,7 +76,7 @@ class SlotTable:
         self.serial[slot] += 1
         self.used[slot], self.decoding[slot] = True, False
         self.rid[slot], self.prompt[slot], self.limit[slot] = request.rid, request.prompt_tokens, request.limit
-        self.min_tokens[slot], self.known[slot], self.computed[slot] = request.min_tokens, known, 0
+        self.min_tokens[slot], self.known[slot], self.computed[slot] = request.min_tokens, known, cached
         self.tokens[slot, :known] = request.tokens
         self.held[slot] = len(pages)
         self.pages[slot, : len(pages)] = pages
@@ -80,17 +85,17 @@ class SlotTable:
         self.ignores_end[slot], self.has_stops[slot] = p.ignore_eos, bool(request.stop_ids)
         self.penalized[slot], self.biased[slot] = request.seen is not None, request.biases is not None
         self.tells[slot] = request.logprobs is not None
-        self.retractions[slot] = request.retractions
+        self.retractions[slot], self.cached[slot] = request.retractions, request.cached
 
-    def remove(self, request: Request, allocator: PageAllocator) -> None:
-        """Take a request out of its slot; its pages are free at once and its tokens stay with it."""
+    def remove(self, request: Request) -> Ints:
+        """Take a request out of its slot; its tokens stay with it, and its pages are returned."""
         slot = request.slot
-        request.tokens = self.tokens[slot, : self.known[slot]].astype(np.int64)
-        held = int(self.held[slot])
-        allocator.give(self.pages[slot, :held])
-        self.pages[slot, :held] = 0
+        request.tokens = self.tokens[slot, : self.known[slot]].copy()
+        pages = self.pages[slot, : self.held[slot]].copy()
+        self.pages[slot, : self.held[slot]] = 0
         self.held[slot] = self.computed[slot] = self.known[slot] = 0
         self.used[slot] = self.decoding[slot] = False
         self.owners[slot] = None
         request.slot = -1
         self._free.append(slot)
+        return pages

@@ -6,29 +6,28 @@ import asyncio
 import itertools
 import logging
 import random
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from servekit._core import MalformedError, TextStreams
 from servekit.config import Config
-from servekit.messages.batches import BatchStrOutput, FinishReason
+from servekit.messages.batches import QUEUE_TIME, BatchEmbeddingOutput, BatchStrOutput, FinishReason
 from servekit.messages.envelope import (
-    FLAG_STREAM,
     Envelope,
-    Ext,
-    Group,
     Kind,
-    group_ext,
     mint_rid,
-    room_ext,
-    text_ext,
+    party_title,
 )
-from servekit.messages.requests import AbortReq, ControlReply, GetStateReq, TokenizedGenerateReqInput
+from servekit.messages.requests import AbortReq, AbortRequestsReq, ControlReply, GetStateReq
 from servekit.runtime.phase import Phase
 from servekit.tokenizer import options as opt
-from servekit.tokenizer.encoding import TextEncoder, pack_ids
+from servekit.tokenizer.ask import Ask, messages_of, plan
+from servekit.tokenizer.control_messages import Answers, ControlMessages
+from servekit.tokenizer.embedding import embedding_messages_of, plan_embeddings, vectors_of
+from servekit.tokenizer.encoding import TextEncoder
+from servekit.tokenizer.meter import UNKNOWN, Meter
 from servekit.tokenizer.refusal import Refusal
 from servekit.tokenizer.state import Choice, Job, Prompt
 from servekit.transport.dispatcher import TypeBasedDispatcher
@@ -75,6 +74,7 @@ class TokenizerManager:
         self.epoch = epoch
         self.page = page
         self.encoder = encoder
+        self.meter = Meter(page, worker)
         self.malformed = 0
         self._sender = sender
         self._capacity = capacity
@@ -83,12 +83,22 @@ class TokenizerManager:
         )
         self._counter = itertools.count(1)
         self._live: dict[int, tuple[Job, Choice]] = {}
+        self._direct = TextStreams()
         self._jobs: set[Job] = set()
-        self._asked: dict[int, asyncio.Queue[tuple[int, ControlReply]]] = {}
+        self._controls = ControlMessages(worker, sender, self._mint)
         self._batch = msgspec.msgpack.Decoder(BatchStrOutput)
-        self._reply = msgspec.msgpack.Decoder(ControlReply)
+        self._embeddings = msgspec.msgpack.Decoder(BatchEmbeddingOutput)
+        self._aborts = msgspec.msgpack.Decoder(AbortRequestsReq)
         self._stopped: Refusal | None = None
-        self.dispatcher = TypeBasedDispatcher({Kind.BATCH_STR: self._take_batch, Kind.CONTROL_REPLY: self._take_reply})
+        self.dispatcher = TypeBasedDispatcher(
+            {
+                Kind.BATCH_STR: self._take_batch,
+                Kind.BATCH_EMBEDDING: self._take_embeddings,
+                Kind.CONTROL_REPLY: self._controls.take_reply,
+                Kind.SET_LOG_LEVEL: self._controls.take_log_level,
+                Kind.ABORT_REQUESTS: self._take_abort_requests,
+            }
+        )
 
     # Admission
 
@@ -103,9 +113,14 @@ class TokenizerManager:
             return "the control process is not heard"
         return None
 
+    def _queue_is_full(self) -> bool:
+        """Whether more prompt tokens wait than may; the router looks again, at the request's own."""
+        most = self.config.server_args.max_queued_tokens
+        return most is not None and self.page.queued_tokens() >= most
+
     def has_room(self) -> bool:
         """Whether a request of one message would find a place."""
-        if not self.page.reserve(self.worker, 1, 0, self._capacity()):
+        if self._queue_is_full() or not self.page.reserve(self.worker, 1, 0, self._capacity()):
             return False
         self.page.release(self.worker, 1, 0)
         return True
@@ -121,10 +136,12 @@ class TokenizerManager:
             Refusal: 503, the server is full or does not take requests now.
         """
         why = self.why_not()
+        if why is None and self._queue_is_full():
+            why = "the server is full: as many prompt tokens wait as it takes"
         if why is None and not self.page.reserve(self.worker, requests, tokens, self._capacity()):
             why = "the server is full: as many requests run and wait as it takes"
         if why is not None:
-            self.page.worker_add(self.worker, "refused", 1)
+            self.meter.count("refused")
             raise Refusal(503, why, code="overloaded", retry_after=RETRY_AFTER_S)
         job = Job(reserved_requests=requests, reserved_tokens=tokens)
         self._jobs.add(job)
@@ -136,96 +153,68 @@ class TokenizerManager:
             return
         job.closed = True
         self._jobs.discard(job)
+        self.take_over(job)
         live = [choice.rid for choice in job.choices if self._live.pop(choice.rid, None) is not None]
         for rid in live:
             self._abort(rid)
-        if job.gone:
-            self.page.worker_add(self.worker, "aborted", len(live))
+        if live:
+            self.meter.count("aborted" if job.gone else "failed", len(live))
         self.page.release(self.worker, job.reserved_requests, job.reserved_tokens)
-        self.page.worker_add(self.worker, "generation_tokens", sum(c.completion_tokens for c in job.choices))
 
     # Sending
 
-    def submit(
-        self, job: Job, prompts: Sequence[Prompt], options: opt.GenerationOptions, limit: int | None, rank: int
-    ) -> None:
+    def submit(self, job: Job, asks: Sequence[Ask], rank: int) -> None:
         """Send a request's choices to the ranks.
 
         Args:
             job: from `admit`.
-            prompts: at least one, each with at least one id.
-            options: checked.
-            limit: most tokens to generate for each choice, None for all that the context leaves; 0 sends nothing and
-                ends the choices at once.
+            asks: at least one, each with at least one id. A limit of 0 sends nothing and ends the choices at once,
+                unless the prompt's logprobs are wanted.
             rank: named by the client, -1 for none.
 
         Raises:
             Refusal: a prompt is too long for the context, or the control process does not read.
         """
-        model = self.config.model_info
-        messages = []
-        n = options.choices
-        for number, prompt in enumerate(prompts):
-            tokens = opt.token_limit(limit, len(prompt.ids), model.max_model_len)
-            for i in range(n):
-                seed = opt.choice_seed(options.seed, i, self._entropy)
-                params = opt.sampling_params(options, tokens, model.default_sampling, seed)
-                choice = Choice(number * n + i, prompt)
-                job.choices.append(choice)
-                messages.append((number, choice, params))
-        job.live, job.streamed = len(job.choices), options.streamed
-        self.page.worker_add(self.worker, "requests", len(messages))
-        self.page.worker_add(self.worker, "prompt_tokens", sum(len(p.ids) for p in prompts))
-        if limit == 0:
-            for choice in job.choices:
-                job.put(choice, "", b"", FinishReason("length"))
-            return
-        exts = self._extensions(options)
-        packed = [pack_ids(prompt.ids) for prompt in prompts]
-        received_at = time.time()
-        group_id = 0
-        for number, choice, params in messages:
-            choice.rid = rid = mint_rid(self.worker, self.epoch, next(self._counter))
-            group_id = group_id or rid
-            body = TokenizedGenerateReqInput(
-                rid,
-                packed[number],
-                params,
-                stream=options.streamed,
-                bootstrap_host=options.bootstrap_host,
-                bootstrap_port=options.bootstrap_port,
-                bootstrap_room=options.bootstrap_room,
-                data_parallel_rank=rank if rank >= 0 else None,
-                priority=options.priority,
-                cache_salt=options.cache_salt,
-                received_at=received_at,
-            )
-            envelope = Envelope(
-                Kind.GENERATE,
-                rid,
-                FLAG_STREAM if options.streamed else 0,
-                rank=rank,
-                tokens=choice.prompt_tokens,
-                exts=exts
-                if len(messages) == 1
-                else [*exts, group_ext(Group(group_id, choice.index, len(messages), number))],
-            )
-            try:
-                self._sender.send(envelope, body)
-            except LinkFull as error:
-                log.error("a request could not be sent: %s", error)
-                raise Refusal(503, "the control process does not read", retry_after=RETRY_AFTER_S) from None
-            self._live[rid] = (job, choice)
+        planned = plan(asks, self.config.model_info, self._entropy)
+        self._begin(job, [each.choice for each in planned])
+        job.streamed = asks[0].options.streamed
+        named = self.config.server_args.load_balance_method == "cache_aware"
+        for choice, envelope, body in messages_of(planned, rank, self._mint, prefixes=named):
+            self._send(job, choice, envelope, body)
+        for each in planned:
+            if each.params.max_new_tokens == 0:
+                job.put(each.choice, "", b"", FinishReason("length"))
 
-    def _extensions(self, options: opt.GenerationOptions) -> list[tuple[int, bytes]]:
-        exts = [text_ext(opt.text_options(options))]
-        if options.bootstrap_room is not None:
-            exts.append(room_ext(options.bootstrap_room))
-        if options.priority is not None:
-            exts.append((Ext.PRIORITY, options.priority.to_bytes(4, "little", signed=True)))
-        if options.cache_salt is not None:
-            exts.append((Ext.CACHE_SALT, options.cache_salt.encode()))
-        return exts
+    def submit_embeddings(self, job: Job, prompts: Sequence[Prompt], options: opt.EmbeddingOptions, rank: int) -> None:
+        """Send prompts to be embedded.
+
+        Args:
+            job: from `admit`.
+            prompts: at least one, each with at least one id.
+            options: checked.
+            rank: named by the client, -1 for none.
+
+        Raises:
+            Refusal: a prompt is longer than the context, or the control process does not read.
+        """
+        self._begin(job, plan_embeddings(prompts, self.config.model_info.max_model_len))
+        for choice, envelope, body in embedding_messages_of(job.choices, options, rank, self._mint):
+            self._send(job, choice, envelope, body)
+
+    def _begin(self, job: Job, choices: list[Choice]) -> None:
+        job.choices, job.live = choices, len(choices)
+        self.meter.count("requests", len(choices))
+
+    def _mint(self) -> int:
+        return mint_rid(self.worker, self.epoch, next(self._counter))
+
+    def _send(self, job: Job, choice: Choice, envelope: Envelope, body: msgspec.Struct) -> None:
+        try:
+            self._sender.send(envelope, body)
+        except LinkFull as error:
+            log.error("a request could not be sent: %s", error)
+            raise Refusal(503, "the control process does not read", retry_after=RETRY_AFTER_S) from None
+        self._live[choice.rid] = (job, choice)
 
     def _abort(self, rid: int) -> None:
         try:
@@ -235,10 +224,46 @@ class TokenizerManager:
 
     # Receiving
 
+    def hand_over(
+        self, choice: Choice, before: bytes, after: bytes, chunked: bool, sink: Callable[[bytes], None]
+    ) -> None:
+        """From now on a choice's text goes to `sink` as ready-made events; only its last row still comes to its job.
+
+        Args:
+            choice: live, with nothing that its job has not taken.
+            before, after: what stands around the text's JSON string.
+            chunked: make each event an HTTP chunk.
+            sink: must not block or raise.
+        """
+        self._direct.open(choice.rid, before, after, chunked, sink, choice.completion_tokens)
+        choice.direct = True
+
+    def take_over(self, job: Job) -> None:
+        """All that comes for a job goes to the job again."""
+        for choice in job.choices:
+            if choice.direct:
+                choice.direct = False
+                choice.completion_tokens = self._direct.close(choice.rid) or choice.completion_tokens
+                choice.piece_at = UNKNOWN
+
+    def leave(self, job: Job) -> None:
+        """A job's client is gone."""
+        self.take_over(job)
+        job.leave()
+
     def _take_batch(self, envelope: Envelope, frames: Sequence[bytes]) -> None:
-        batch = self._decode(self._batch, frames[0])
-        if batch is None:
+        try:
+            events, left, generated, gaps = self._direct.render(frames[0])
+        except MalformedError as error:
+            self._count_malformed(error)
             return
+        for sink, data in events:
+            sink(data)
+        self.meter.past(envelope.rank, generated, gaps)
+        if left is not None and (batch := self._decode(self._batch, left)) is not None:
+            self._take_rows(envelope, batch)
+
+    def _take_rows(self, envelope: Envelope, batch: BatchStrOutput) -> None:
         none = [None] * len(batch.rids)
         texts, ids = batch.output_strs or none, batch.output_ids or none
         finishes, prompts = batch.finished_reasons or none, batch.prompt_tokens or none
@@ -247,39 +272,89 @@ class TokenizerManager:
             batch.cached_tokens or none,
             batch.dp_ranks or none,
         )
-        rows = zip(batch.rids, texts, ids, finishes, prompts, completions, cached, ranks, strict=True)
-        for rid, text, row_ids, finish, prompt_tokens, completion_tokens, cached_tokens, rank in rows:
+        waits = (batch.time_stats or {}).get(QUEUE_TIME) or none
+        step = self.meter.step()
+        rows = zip(batch.rids, texts, ids, finishes, prompts, completions, cached, ranks, waits, strict=True)
+        for row, (rid, text, row_ids, finish, prompt_tokens, completion_tokens, cached_tokens, rank, wait) in enumerate(
+            rows
+        ):
             entry = self._live.get(rid)
             if entry is None:
                 continue
             job, choice = entry
+            before = choice.completion_tokens
             if prompt_tokens:
                 choice.prompt_tokens = prompt_tokens
             if completion_tokens is not None:
                 choice.completion_tokens = completion_tokens
             choice.cached_tokens = cached_tokens or 0
             choice.dp_rank = envelope.rank if rank is None else rank
+            if choice.logprobs is not None and not choice.logprobs.put(batch, row):
+                job.fail(Refusal(500, "the rank sent logprobs that do not fit together"))
+            if choice.prompt_only:
+                # How the one token ended says nothing of what the client asked for.
+                choice.completion_tokens, text, row_ids = 0, "", b""
+                finish = FinishReason("length") if finish is not None and finish.type == "stop" else finish
+            if not choice.direct:
+                step.row(job, choice, finish, choice.completion_tokens - before, wait)
             if finish is not None:
                 del self._live[rid]
-            if not job.put(choice, text or "", row_ids or b"", finish):
+                choice.direct = False
+            kept = job.put(choice, text or "", row_ids or b"", finish)
+            if finish is not None:
+                step.end(job, finish)
+            if not kept:
                 log.warning("cut off a client that does not read its stream")
+                self.meter.count("slow_readers")
                 self.close(job)
                 job.cut_off()
+        step.close()
 
-    def _take_reply(self, envelope: Envelope, frames: Sequence[bytes]) -> None:
-        queue = self._asked.get(envelope.id)
-        reply = self._decode(self._reply, frames[0])
-        if queue is not None and reply is not None:
-            queue.put_nowait((envelope.rank, reply))
+    def _take_embeddings(self, envelope: Envelope, frames: Sequence[bytes]) -> None:
+        batch = self._decode(self._embeddings, frames[0])
+        if batch is None:
+            return
+        vectors = vectors_of(batch)
+        finishes = batch.finished_reasons or [None] * len(batch.rids)
+        prompts = batch.prompt_tokens or [0] * len(batch.rids)
+        step = self.meter.step()
+        for rid, vector, finish, prompt_tokens in zip(batch.rids, vectors, finishes, prompts, strict=True):
+            entry = self._live.get(rid)
+            if entry is None or finish is None:
+                continue
+            job, choice = entry
+            choice.prompt_tokens = prompt_tokens or choice.prompt_tokens
+            choice.vector = vector
+            choice.dp_rank = envelope.rank
+            step.row(job, choice, finish, 0)
+            del self._live[rid]
+            if not vector and finish.type == "stop":
+                job.fail(Refusal(500, "the rank sent no vector"))
+            job.put(choice, "", b"", finish)
+            step.end(job, finish)
+        step.close()
+
+    def _take_abort_requests(self, envelope: Envelope, frames: Sequence[bytes]) -> None:
+        request = self._decode(self._aborts, frames[0])
+        if request is None:
+            return
+        wanted = set(request.ids)
+        jobs = [job for job in self._jobs if request.everything or not wanted.isdisjoint(_ids_of(job))]
+        for job in jobs:
+            job.fail(Refusal(500, "an operator aborted the request", code="aborted"))
+        self._controls.reply(envelope, ControlReply(True, data=msgspec.json.encode({"aborted": len(jobs)})))
 
     def _decode(self, decoder: Any, body: bytes) -> Any:
         try:
             return decoder.decode(body)
         except msgspec.DecodeError as error:
-            self.malformed += 1
-            if self.malformed == 1:
-                log.error("dropped a malformed body: %s (later ones are only counted)", error)
+            self._count_malformed(error)
             return None
+
+    def _count_malformed(self, error: Exception) -> None:
+        self.malformed += 1
+        if self.malformed == 1:
+            log.error("dropped a malformed body: %s (later ones are only counted)", error)
 
     # Supervision
 
@@ -299,9 +374,10 @@ class TokenizerManager:
         self.fail_all(Refusal(500, why))
 
     async def watch_control(self) -> None:
-        """End the live jobs whenever the control process falls silent. Runs as long as the worker."""
+        """Once a second: end the live jobs if the control process is silent, and count. Runs as long as the worker."""
         while True:
             await asyncio.sleep(1)
+            self.meter.cache(self.encoder.cache_counts)
             if self._jobs and (age := self.page.control_age()) > CONTROL_SILENCE_S:
                 log.error("the control process has been silent for %.1f s: ending %d requests", age, len(self._jobs))
                 self.fail_all(Refusal(503, "the control process does not answer", retry_after=RETRY_AFTER_S))
@@ -314,30 +390,38 @@ class TokenizerManager:
             {
                 "rid": f"{rid:016x}",
                 "prompt_tokens": choice.prompt_tokens,
-                "completion_tokens": choice.completion_tokens,
+                "completion_tokens": self._direct.tokens(rid) or choice.completion_tokens,
                 "dp_rank": choice.dp_rank,
             }
             for rid, (_, choice) in self._live.items()
         ]
 
+    async def control(self, kind: Kind, body: msgspec.Struct, deadline_s: float) -> Answers:
+        """Send a control message to every active rank, and gather what is answered within the deadline.
+
+        Args:
+            kind, body: PROFILE, FLUSH_CACHE, PAUSE, CONTINUE, SET_LOG_LEVEL or GET_STATE, and its struct.
+            deadline_s: seconds; who has not answered by then is named in the answers' `silent`.
+        """
+        return await self._controls.ask(kind, body, deadline_s)
+
     async def ask_state(self, deadline_s: float) -> dict[int, Any]:
         """What each process holds: rank (-1 for control) to its state, None for those that did not answer in time."""
-        correlation = mint_rid(self.worker, self.epoch, next(self._counter))
-        queue: asyncio.Queue[tuple[int, ControlReply]] = asyncio.Queue()
-        self._asked[correlation] = queue
-        states: dict[int, Any] = {-1: None}
-        answered: set[int] = set()
-        try:
-            self._sender.send(Envelope(Kind.GET_STATE, correlation), GetStateReq())
-            async with asyncio.timeout(deadline_s):
-                while answered != set(states):
-                    rank, reply = await queue.get()
-                    answered.add(rank)
-                    states[rank] = msgspec.json.decode(reply.data) if reply.data else {"message": reply.message}
-                    for asked in reply.asked:
-                        states.setdefault(asked, None)
-        except (TimeoutError, LinkFull, msgspec.DecodeError) as error:
-            log.warning("the state of some processes is missing: %s", error or "no answer in time")
-        finally:
-            del self._asked[correlation]
+        answers = await self.control(Kind.GET_STATE, GetStateReq(), deadline_s)
+        if answers.silent:
+            log.warning("the state of %s is missing: no answer in time", ", ".join(answers.no_answer))
+        states: dict[int, Any] = dict.fromkeys(answers.silent)
+        for number, reply in answers.replies.items():
+            try:
+                states[number] = msgspec.json.decode(reply.data) if reply.data else {"message": reply.message}
+            except msgspec.DecodeError as error:
+                log.warning("the state of %s is no JSON: %s", party_title(number), error)
+                states[number] = None
         return states
+
+
+def _ids_of(job: Job) -> Iterator[str]:
+    """What a request may be called by: the ids of its answer, and those of its choices on the wire."""
+    yield from job.names
+    for choice in job.choices:
+        yield f"{choice.rid:016x}"

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
+from servekit.config.model_info import ModelInfo
 from servekit.messages.envelope import TextOptions
 from servekit.messages.requests import SamplingParams
 from servekit.tokenizer.refusal import Refusal, too_long
@@ -22,12 +23,17 @@ MAX_STOP_BYTES = 16 << 10
 """Most bytes of all stop strings together: each costs the detokenizer about a hundred."""
 MAX_GROUP_STOP_BYTES = 1 << 20
 """The same, times the choices of the request: each choice looks for them by itself."""
+MAX_TOP_LOGPROBS = 20
+MAX_REPETITION_PENALTY = 1000
+MAX_DIMENSIONS = 65536
+MAX_ROOM = 2**63 - 1
 
 _SEED_MASK = (1 << 63) - 1
 
 PositiveInt = Annotated[int, Meta(ge=1)]
 NaturalInt = Annotated[int, Meta(ge=0)]
 TokenId = Annotated[int, Meta(ge=0, le=2**32 - 1)]
+TokenIdText = Annotated[str, Meta(pattern="^[0-9]{1,10}$")]
 StopString = Annotated[str, Meta(max_length=4096)]
 
 
@@ -48,11 +54,6 @@ class ResponseFormat(msgspec.Struct, kw_only=True):
 class Unbuilt(msgspec.Struct, kw_only=True):
     """Fields that would change the answer and that this version can't obey: refused unless they are neutral."""
 
-    logit_bias: dict[str, float] | None = None
-    presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
-    frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
-    repetition_penalty: Annotated[float, Meta(gt=0)] | None = None
-    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     prompt_logprobs: int | None = None
     return_logprob: bool | None = None
     regex: Any = None
@@ -83,11 +84,6 @@ class Unbuilt(msgspec.Struct, kw_only=True):
 
 
 _NEUTRAL: dict[str, tuple[object, ...]] = {
-    "logit_bias": ({},),
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "repetition_penalty": (1,),
-    "top_logprobs": (0,),
     "return_logprob": (False,),
     "bad_words": ([],),
     "use_beam_search": (False,),
@@ -102,7 +98,10 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
 
 
 class GenerationOptions(Unbuilt, kw_only=True):
-    """Fields of every request that generates. Absent and null are the same."""
+    """Fields of every request that generates. Absent and null are the same.
+
+    Choices of a request with a `bootstrap_room` have rooms of their own: that one and those that follow it.
+    """
 
     model: str | None = None
     max_tokens: NaturalInt | None = None
@@ -111,6 +110,10 @@ class GenerationOptions(Unbuilt, kw_only=True):
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
     top_k: Annotated[int, Meta(ge=-1)] | None = None
     min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0, le=MAX_REPETITION_PENALTY)] | None = None
+    logit_bias: dict[TokenIdText, Annotated[float, Meta(ge=-100, le=100)]] | None = None
     seed: int | None = None
     n: Annotated[int, Meta(ge=1, le=MAX_N)] | None = None
     stop: StopString | Annotated[list[StopString], Meta(max_length=MAX_STOPS)] | None = None
@@ -118,6 +121,7 @@ class GenerationOptions(Unbuilt, kw_only=True):
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
+    no_stop_trim: bool | None = None
     return_token_ids: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -127,7 +131,7 @@ class GenerationOptions(Unbuilt, kw_only=True):
     cache_salt: Annotated[str, Meta(max_length=1024)] | None = None
     bootstrap_host: str | None = None
     bootstrap_port: Annotated[int, Meta(ge=1, le=65535)] | None = None
-    bootstrap_room: Annotated[int, Meta(ge=0, le=2**63 - 1)] | None = None
+    bootstrap_room: Annotated[int, Meta(ge=0, le=MAX_ROOM)] | None = None
     user: str | None = None
 
     @property
@@ -141,13 +145,24 @@ class GenerationOptions(Unbuilt, kw_only=True):
         return self.n or 1
 
 
+class EmbeddingOptions(msgspec.Struct, kw_only=True):
+    """Fields of a request for embeddings. `dimensions` is the length of the vectors, the model's own without it."""
+
+    model: str | None = None
+    dimensions: Annotated[int, Meta(ge=1, le=MAX_DIMENSIONS)] | None = None
+    encoding_format: Literal["float", "base64"] | None = None
+    data_parallel_rank: NaturalInt | None = None
+    priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None = None
+    user: str | None = None
+
+
 def unsupported(field: str) -> Refusal:
     """The refusal of a field that this version can't obey."""
     return Refusal(400, f"{field} is not supported by this server yet", param=field, code="unsupported_parameter")
 
 
-def check(options: GenerationOptions) -> None:
-    """Everything about the options that the types can't say.
+def check_unbuilt(options: Unbuilt) -> None:
+    """Nothing is asked for that this version can't obey.
 
     Raises:
         Refusal: naming the field at fault.
@@ -156,6 +171,15 @@ def check(options: GenerationOptions) -> None:
         value = getattr(options, field)
         if value is not None and value not in _NEUTRAL.get(field, ()):
             raise unsupported(field)
+
+
+def check(options: GenerationOptions) -> None:
+    """Everything about the options that the types can't say.
+
+    Raises:
+        Refusal: naming the field at fault.
+    """
+    check_unbuilt(options)
     response_format = options.response_format
     if response_format is not None and response_format.type != "text":
         kind = response_format.type
@@ -169,7 +193,7 @@ def check(options: GenerationOptions) -> None:
         raise Refusal(400, "stream_options is only allowed when stream is true", param="stream_options")
 
 
-def named_rank(options: GenerationOptions, headers: Sequence[str], ranks: int) -> int:
+def named_rank(options: GenerationOptions | EmbeddingOptions, headers: Sequence[str], ranks: int) -> int:
     """The rank that the client names in the field or in the values of its `X-Data-Parallel-Rank` headers, -1 for none.
 
     Raises:
@@ -191,6 +215,26 @@ def named_rank(options: GenerationOptions, headers: Sequence[str], ranks: int) -
             400, f"data_parallel_rank {rank} does not exist: ranks are 0 to {ranks - 1}", param="data_parallel_rank"
         )
     return rank
+
+
+def check_room(options: GenerationOptions, method: str, rank: int, choices: int) -> None:
+    """The bootstrap room fits the way in which requests find their ranks.
+
+    Args:
+        options: of the request.
+        method: how a request finds its rank.
+        rank: that the client names, -1 for none.
+        choices: of the request; each takes a room.
+
+    Raises:
+        Refusal: there is none and one is needed, or the last choice's is too large.
+    """
+    room = options.bootstrap_room
+    if room is None:
+        if method == "follow_bootstrap_room" and rank < 0:
+            raise Refusal(400, "bootstrap_room is missing: this server chooses the rank by it", param="bootstrap_room")
+    elif room + choices - 1 > MAX_ROOM:
+        raise Refusal(400, f"bootstrap_room: the last choice's room is above {MAX_ROOM}", param="bootstrap_room")
 
 
 def stop_strings(options: GenerationOptions) -> tuple[str, ...]:
@@ -222,6 +266,7 @@ def text_options(options: GenerationOptions) -> TextOptions:
         skip_special_tokens=options.skip_special_tokens is not False,
         text=True,
         ids=bool(options.return_token_ids),
+        no_stop_trim=bool(options.no_stop_trim),
     )
 
 
@@ -234,32 +279,43 @@ def choice_seed(seed: int | None, choice: int, entropy: random.Random) -> int:
     return random.Random(f"{seed}/{choice}").getrandbits(63)
 
 
-def sampling_params(
-    options: GenerationOptions, max_new_tokens: int, defaults: dict[str, Any], seed: int
-) -> SamplingParams:
-    """The parameters of one choice. `defaults` are the model's own, for what the client leaves open.
+def sampling_params(options: GenerationOptions, max_new_tokens: int, model: ModelInfo, seed: int) -> SamplingParams:
+    """The parameters of one choice. The model's own defaults fill what the client leaves open.
 
     Raises:
-        Refusal: `min_tokens` is more than may be generated.
+        Refusal: `min_tokens` is more than may be generated, or an id is outside the vocabulary.
     """
     min_tokens = options.min_tokens or 0
     if min_tokens > max_new_tokens:
         raise Refusal(
             400, f"min_tokens is {min_tokens}, but at most {max_new_tokens} can be generated", param="min_tokens"
         )
-    temperature = _either(options.temperature, defaults.get("temperature"), 1.0)
+    stops = options.stop_token_ids or []
+    if stops and max(stops) >= model.vocab_size:
+        raise Refusal(400, f"stop_token_ids must be from 0 to {model.vocab_size - 1}", param="stop_token_ids")
+    defaults = model.default_sampling
     return SamplingParams(
         max_new_tokens=max_new_tokens,
         min_new_tokens=min_tokens,
-        temperature=temperature,
+        temperature=_either(options.temperature, defaults.get("temperature"), 1.0),
         top_p=_either(options.top_p, defaults.get("top_p"), 1.0),
         top_k=_top_k(_either(options.top_k, defaults.get("top_k"), -1)),
         min_p=_either(options.min_p, defaults.get("min_p"), 0.0),
         seed=seed,
-        stop_token_ids=options.stop_token_ids or [],
+        stop_token_ids=stops,
         ignore_eos=bool(options.ignore_eos),
+        frequency_penalty=_either(options.frequency_penalty, None, 0.0),
+        presence_penalty=_either(options.presence_penalty, None, 0.0),
         repetition_penalty=_either(options.repetition_penalty, defaults.get("repetition_penalty"), 1.0),
+        logit_bias=_biases(options, model.vocab_size),
     )
+
+
+def _biases(options: GenerationOptions, vocab_size: int) -> dict[int, float] | None:
+    biases = {int(token): bias for token, bias in (options.logit_bias or {}).items()}
+    if biases and max(biases) >= vocab_size:
+        raise Refusal(400, f"logit_bias: token ids must be from 0 to {vocab_size - 1}", param="logit_bias")
+    return biases or None
 
 
 def token_limit(wanted: int | None, prompt_tokens: int, max_model_len: int) -> int:

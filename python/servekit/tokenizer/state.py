@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from servekit.messages.batches import FinishReason
+from servekit.tokenizer.logprobs import Logprobs
 from servekit.tokenizer.refusal import ClientGone, Refusal
 
 MAX_UNREAD = 4 << 20
@@ -32,6 +34,11 @@ class Choice:
         dp_rank: rank that runs it, -1 unknown.
         finish: why it ended, None while it lives.
         changed: its job has it on the list of those with news.
+        logprobs: what came of them, None if the client wants none.
+        prompt_only: a token is made for the prompt's logprobs alone, and is not for the client.
+        vector: what became of a prompt to embed, as little-endian f32.
+        direct: its text goes to its client past this object.
+        piece_at: when its last row came, in seconds of the monotonic clock; 0 before the first.
     """
 
     __slots__ = (
@@ -40,12 +47,17 @@ class Choice:
         "cached_tokens",
         "changed",
         "completion_tokens",
+        "direct",
         "dp_rank",
         "finish",
         "index",
+        "logprobs",
+        "piece_at",
         "prompt",
+        "prompt_only",
         "prompt_tokens",
         "rid",
+        "vector",
     )
 
     def __init__(self, index: int, prompt: Prompt) -> None:
@@ -58,6 +70,11 @@ class Choice:
         self.dp_rank = -1
         self.finish: FinishReason | None = None
         self.changed = False
+        self.logprobs: Logprobs | None = None
+        self.prompt_only = False
+        self.vector = b""
+        self.direct = False
+        self.piece_at = 0.0
         self._texts: list[str] = []
         self._ids: list[bytes] = []
 
@@ -89,6 +106,8 @@ class Job:
         closed: it holds nothing any more.
         reserved_tokens, reserved_requests: what was reserved for it on the state page.
         cut: closes its client's connection at once, unread bytes and all.
+        began: when it was admitted, in seconds of the monotonic clock.
+        names: ids under which its client knows the answer.
     """
 
     def __init__(self, choices: Sequence[Choice] = (), reserved_tokens: int = 0, reserved_requests: int = 0) -> None:
@@ -100,6 +119,8 @@ class Job:
         self.reserved_tokens = reserved_tokens
         self.reserved_requests = reserved_requests
         self.cut: Callable[[], None] | None = None
+        self.began = time.monotonic()
+        self.names: Sequence[str] = ()
         self._changed: list[Choice] = []
         self._unread = 0
         self._failure: Refusal | None = None

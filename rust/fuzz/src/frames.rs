@@ -21,6 +21,8 @@ pub fn run(mut data: &[u8]) {
         worker_epochs: vec![1; 2],
         rank_wait: Duration::from_secs(1),
         max_queued: 8,
+        max_queued_tokens: 1 << 20,
+        resume_memory: 1 << 10,
     });
     let mut actions = Vec::new();
     for rank in 0..2 {
@@ -50,8 +52,7 @@ pub fn run(mut data: &[u8]) {
             }
         } else {
             match from_rank(frames) {
-                FromRank::Event(event) => core.handle(event, now, &mut actions),
-                FromRank::Reply { from, id, .. } => core.handle(Event::Reply { from, id }, now, &mut actions),
+                FromRank::Event(event) => core.handle(*event, now, &mut actions),
                 FromRank::Batch { from, last_dispatch, load, rows } => {
                     let rows: Result<&dyn Rows, String> = match &rows {
                         Ok(Some(batch)) => Ok(&**batch),
@@ -68,5 +69,5 @@ pub fn run(mut data: &[u8]) {
     core.handle(Event::FailAll { message: "the end".to_owned() }, u64::MAX, &mut actions);
     assert_eq!((core.in_flight(), core.waiting()), (0, 0));
     let unseen: u64 = core.budget().ranks().iter().map(|rank| rank.unseen_tokens()).sum();
-    assert_eq!(unseen, 0);
+    assert_eq!((unseen, core.kept_bytes()), (0, 0));
 }

@@ -4,7 +4,7 @@
 
 use std::fmt::Arguments;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, bounded};
@@ -26,6 +26,29 @@ pub enum Level {
     Error = 40,
 }
 
+impl Level {
+    /// The level of that name in servekit's flags.
+    pub fn from_name(name: &str) -> Option<Self> {
+        match name {
+            "debug" => Some(Self::Debug),
+            "info" => Some(Self::Info),
+            "warning" => Some(Self::Warning),
+            "error" => Some(Self::Error),
+            _ => None,
+        }
+    }
+
+    /// Its name in servekit's flags.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Debug => "debug",
+            Self::Info => "info",
+            Self::Warning => "warning",
+            Self::Error => "error",
+        }
+    }
+}
+
 /// One line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Line {
@@ -41,28 +64,47 @@ pub struct Line {
 #[derive(Clone, Debug)]
 pub struct LogSink {
     lines: Sender<Line>,
-    dropped: Arc<AtomicU64>,
+    shared: Arc<Shared>,
 }
 
 /// The reading end.
 #[derive(Debug)]
 pub struct LogSource {
     lines: Receiver<Line>,
-    dropped: Arc<AtomicU64>,
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    dropped: AtomicU64,
+    /// Least level that is written; 0 until somebody says.
+    level: AtomicU8,
 }
 
 /// A channel of log lines.
 pub fn log_channel() -> (LogSink, LogSource) {
     let (sender, receiver) = bounded(CAPACITY);
-    let dropped = Arc::new(AtomicU64::new(0));
-    (LogSink { lines: sender, dropped: Arc::clone(&dropped) }, LogSource { lines: receiver, dropped })
+    let shared = Arc::<Shared>::default();
+    (LogSink { lines: sender, shared: Arc::clone(&shared) }, LogSource { lines: receiver, shared })
 }
 
 impl LogSink {
     /// Writes a line, or counts it as dropped when the reader is far behind.
     pub fn write(&self, level: Level, target: &'static str, message: Arguments<'_>) {
-        if self.lines.try_send(Line { level, target, message: message.to_string() }).is_err() {
-            self.dropped.fetch_add(1, Ordering::Relaxed);
+        if level as u8 >= self.shared.level.load(Ordering::Relaxed) {
+            self.put(Line { level, target, message: message.to_string() });
+        }
+    }
+
+    /// Writes what matters that much from now on, and a line that says so, whatever the level.
+    pub fn set_level(&self, level: Level) {
+        self.shared.level.store(level as u8, Ordering::Relaxed);
+        self.put(Line { level: Level::Info, target: "log", message: format!("the log level is {}", level.name()) });
+    }
+
+    fn put(&self, line: Line) {
+        if self.lines.try_send(line).is_err() {
+            self.shared.dropped.fetch_add(1, Ordering::Relaxed);
         }
     }
 }
@@ -71,13 +113,18 @@ impl LogSource {
     /// The next line, or none within `timeout`. Lines that were dropped are told as one line.
     pub fn next(&self, timeout: Duration) -> Option<Line> {
         if self.lines.is_empty() {
-            let dropped = self.dropped.swap(0, Ordering::Relaxed);
+            let dropped = self.shared.dropped.swap(0, Ordering::Relaxed);
             if dropped > 0 {
                 let message = format!("{dropped} log lines were dropped");
                 return Some(Line { level: Level::Warning, target: "log", message });
             }
         }
         self.lines.recv_timeout(timeout).ok()
+    }
+
+    /// The level that [`LogSink::set_level`] set, in the numbers of [`Level`]; 0 if it never did.
+    pub fn level(&self) -> u8 {
+        self.shared.level.load(Ordering::Relaxed)
     }
 }
 
@@ -96,5 +143,17 @@ mod tests {
         }
         assert_eq!(source.next(Duration::ZERO).unwrap().message, "3 log lines were dropped");
         assert_eq!(source.next(Duration::ZERO), None);
+    }
+
+    #[test]
+    fn what_matters_less_than_the_level_is_not_written() {
+        let (sink, source) = log_channel();
+        assert_eq!(source.level(), 0);
+        sink.set_level(Level::Warning);
+        assert_eq!(source.level(), Level::Warning as u8);
+        sink.write(Level::Info, "test", format_args!("no"));
+        sink.write(Level::Warning, "test", format_args!("yes"));
+        let said: Vec<_> = std::iter::from_fn(|| source.next(Duration::ZERO)).map(|line| line.message).collect();
+        assert_eq!(said, ["the log level is warning", "yes"]);
     }
 }

@@ -32,6 +32,8 @@ counters! {
     expired,
     /// Requests that the pipe to their rank did not take; counted as failed, too.
     unsent,
+    /// Requests whose frames are not kept, for want of room: they could not be sent once more.
+    unresumable,
     /// Aborts of clients that found their request.
     aborts,
     /// Stop strings that ended a request before its rank did.

@@ -2,7 +2,9 @@
 
 use parking_lot::Mutex;
 use pyo3::prelude::*;
-use servekit_core::dispatch::{DpBudget, LoadBalanceMethod as Method};
+use pyo3::types::PyBytes;
+use servekit_core::dispatch::{self, DpBudget, LoadBalanceMethod as Method, Prompt};
+use servekit_core::router::frames;
 
 use crate::errors::{Error, SettingError};
 use crate::report::RankReport;
@@ -16,6 +18,7 @@ pub(crate) enum LoadBalanceMethod {
     FollowBootstrapRoom,
     TotalRequests,
     TotalTokens,
+    CacheAware,
 }
 
 impl From<LoadBalanceMethod> for Method {
@@ -26,6 +29,7 @@ impl From<LoadBalanceMethod> for Method {
             LoadBalanceMethod::FollowBootstrapRoom => Self::FollowBootstrapRoom,
             LoadBalanceMethod::TotalRequests => Self::TotalRequests,
             LoadBalanceMethod::TotalTokens => Self::TotalTokens,
+            LoadBalanceMethod::CacheAware => Self::CacheAware,
         }
     }
 }
@@ -38,6 +42,7 @@ impl From<Method> for LoadBalanceMethod {
             Method::FollowBootstrapRoom => Self::FollowBootstrapRoom,
             Method::TotalRequests => Self::TotalRequests,
             Method::TotalTokens => Self::TotalTokens,
+            Method::CacheAware => Self::CacheAware,
         }
     }
 }
@@ -72,21 +77,27 @@ impl DPBudget {
     }
 
     /// Choose a rank for a request of `tokens` prompt tokens and book it there: rank and number of the dispatch.
-    #[pyo3(signature = (method, tokens, room=None))]
+    #[pyo3(signature = (method, tokens, room=None, prefixes=None))]
     fn dispatch(
         &self,
         method: &Bound<'_, LoadBalanceMethod>,
         tokens: u64,
         room: Option<u64>,
+        prefixes: Option<&[u8]>,
     ) -> PyResult<(usize, u64)> {
         let method = Method::from(*method.get());
-        let dispatched = self.0.lock().dispatch(method, tokens, room).map_err(Error::from)?;
+        let prefixes = frames::prefix_hashes(prefixes.unwrap_or_default()).map_err(Error::from)?;
+        let prompt = Prompt { tokens, room, prefixes: &prefixes };
+        let dispatched = self.0.lock().dispatch(method, prompt).map_err(Error::from)?;
         Ok((dispatched.rank, dispatched.dispatch))
     }
 
     /// Book a request at a rank that somebody named, as if it had been chosen: number of the dispatch.
-    fn credit(&self, rank: i64, tokens: u64) -> PyResult<u64> {
-        Ok(self.0.lock().credit(rank, tokens).map_err(Error::from)?.dispatch)
+    #[pyo3(signature = (rank, tokens, prefixes=None))]
+    fn credit(&self, rank: i64, tokens: u64, prefixes: Option<&[u8]>) -> PyResult<u64> {
+        let prefixes = frames::prefix_hashes(prefixes.unwrap_or_default()).map_err(Error::from)?;
+        let prompt = Prompt { tokens, room: None, prefixes: &prefixes };
+        Ok(self.0.lock().credit(rank, prompt).map_err(Error::from)?.dispatch)
     }
 
     /// Take a rank's report; False if it is older than one that is known, or speaks of dispatches that never were.
@@ -100,9 +111,14 @@ impl DPBudget {
         self.0.lock().release(rank, dispatch)
     }
 
-    /// Forget all that a rank was charged with.
+    /// Forget all that a rank was charged with, and what it had cached.
     fn reset(&self, rank: usize) {
         self.0.lock().reset(rank);
+    }
+
+    /// Forget what every rank had cached.
+    fn forget_prefixes(&self) {
+        self.0.lock().forget_prefixes();
     }
 
     /// Let a rank take requests, or not.
@@ -127,4 +143,20 @@ impl DPBudget {
     fn total_tokens(&self) -> Vec<u64> {
         self.0.lock().ranks().iter().map(|rank| rank.tokens()).collect()
     }
+}
+
+/// Names of a prompt's prefixes of whole 64-token chunks, for the PREFIX_HASHES extension and `DPBudget.dispatch`.
+#[pyfunction]
+#[pyo3(signature = (input_ids, salt=None))]
+pub(crate) fn prefix_hashes<'py>(
+    py: Python<'py>,
+    input_ids: &[u8],
+    salt: Option<&[u8]>,
+) -> PyResult<Bound<'py, PyBytes>> {
+    if !input_ids.len().is_multiple_of(size_of::<u32>()) {
+        return Err(SettingError::new_err(format!("{} bytes are no list of u32", input_ids.len())));
+    }
+    let hashes = dispatch::prefix_hashes(input_ids, salt.unwrap_or_default());
+    let bytes: Vec<u8> = hashes.into_iter().flat_map(u64::to_le_bytes).collect();
+    Ok(PyBytes::new(py, &bytes))
 }

@@ -3,6 +3,7 @@
 mod controller;
 mod detok;
 mod dispatch;
+mod encode;
 mod errors;
 mod fanout;
 mod kernels;
@@ -11,6 +12,7 @@ mod process;
 mod report;
 mod router;
 mod split;
+mod sse;
 mod state_page;
 mod wire;
 
@@ -32,7 +34,9 @@ mod _core {
     #[pymodule_export]
     use crate::detok::Detokenizer;
     #[pymodule_export]
-    use crate::dispatch::{DPBudget, LoadBalanceMethod};
+    use crate::dispatch::{DPBudget, LoadBalanceMethod, prefix_hashes};
+    #[pymodule_export]
+    use crate::encode::Encoder;
     #[pymodule_export]
     use crate::errors::{
         DispatchError, MalformedError, PhaseError, ResourceError, ServekitError, SettingError, SilentError,
@@ -53,6 +57,8 @@ mod _core {
     use crate::split::{
         extract_field_by_index, handle_output_by_index, merge_batches, split_batch, split_batch_by_name,
     };
+    #[pymodule_export]
+    use crate::sse::{TextStreams, escape_json};
     #[pymodule_export]
     use crate::state_page::StatePage;
     #[pymodule_export]

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use pyo3::prelude::*;
 use servekit_core::dispatch::LoadBalanceMethod;
 use servekit_core::fanout::MAX_UNACKNOWLEDGED;
-use servekit_core::plane::{Plane, PlaneConfig};
+use servekit_core::plane::{Plane, PlaneConfig, RESUME_MEMORY};
 
 use crate::errors::{Error, seconds};
 use crate::process::build_name;
@@ -30,6 +30,8 @@ impl ControlPlane {
         rank_wait_timeout=30.0,
         max_queued_requests=1024,
         max_unacknowledged=MAX_UNACKNOWLEDGED,
+        max_queued_tokens=None,
+        resume_memory=RESUME_MEMORY,
     ))]
     #[expect(clippy::too_many_arguments, reason = "keywords in Python")]
     fn new(
@@ -44,6 +46,8 @@ impl ControlPlane {
         rank_wait_timeout: f64,
         max_queued_requests: usize,
         max_unacknowledged: usize,
+        max_queued_tokens: Option<u64>,
+        resume_memory: usize,
     ) -> PyResult<Self> {
         let config = PlaneConfig {
             run_dir,
@@ -56,6 +60,8 @@ impl ControlPlane {
             state_page,
             rank_wait: seconds("rank_wait_timeout", rank_wait_timeout)?,
             max_queued: max_queued_requests,
+            max_queued_tokens: max_queued_tokens.unwrap_or(u64::MAX),
+            resume_memory,
             build: build_name(),
             max_unacknowledged,
             endpoints: None,
@@ -125,5 +131,11 @@ impl ControlPlane {
         let timeout = seconds("timeout", timeout)?;
         let line = py.detach(|| self.0.next_log(timeout));
         Ok(line.map(|line| (line.level as u8, line.target, line.message)))
+    }
+
+    /// Least level that the threads write, as in `logging`; 0 until a control message has set one.
+    #[getter]
+    fn log_level(&self) -> u8 {
+        self.0.log_level()
     }
 }

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use pyo3::prelude::*;
 use servekit_core::fanout::MAX_UNACKNOWLEDGED;
-use servekit_core::plane::{Endpoints, Plane, PlaneConfig};
+use servekit_core::plane::{Endpoints, Plane, PlaneConfig, RESUME_MEMORY};
 
 use crate::dispatch::LoadBalanceMethod;
 use crate::errors::{Error, seconds};
@@ -34,6 +34,8 @@ impl MultiTokenizerRouter {
         tokenizer_file=None,
         rank_wait_timeout=30.0,
         max_queued_requests=1024,
+        max_queued_tokens=None,
+        resume_memory=RESUME_MEMORY,
     ))]
     #[expect(clippy::too_many_arguments, reason = "keywords in Python")]
     fn new(
@@ -48,6 +50,8 @@ impl MultiTokenizerRouter {
         tokenizer_file: Option<PathBuf>,
         rank_wait_timeout: f64,
         max_queued_requests: usize,
+        max_queued_tokens: Option<u64>,
+        resume_memory: usize,
     ) -> PyResult<Self> {
         let count = ranks.len();
         let config = PlaneConfig {
@@ -61,6 +65,8 @@ impl MultiTokenizerRouter {
             state_page: None,
             rank_wait: seconds("rank_wait_timeout", rank_wait_timeout)?,
             max_queued: max_queued_requests,
+            max_queued_tokens: max_queued_tokens.unwrap_or(u64::MAX),
+            resume_memory,
             build: build_name(),
             max_unacknowledged: MAX_UNACKNOWLEDGED,
             endpoints: Some(Endpoints { ingress, egress, ranks }),

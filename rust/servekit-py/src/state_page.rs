@@ -4,7 +4,8 @@ use parking_lot::RwLock;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 use servekit_core::state_page::{
-    CONTROL_FIELDS, Control, Header, RANK_FIELDS, Rank, StatePage as Page, WORKER_FIELDS, Worker,
+    CONTROL_FIELDS, Control, Counted, Header, Histogram, RANK_FIELDS, Rank, StatePage as Page, WORKER_FIELDS,
+    WORKER_RANK_FIELDS, Worker, WorkerRank,
 };
 
 use crate::errors::{Error, PhaseError, SettingError};
@@ -104,19 +105,60 @@ impl StatePage {
         })?
     }
 
+    /// Note that a process has ended: it holds nothing any more, what it counted stays.
+    fn end_process(&self, role: &str, index: usize) -> PyResult<()> {
+        self.with(|page| {
+            match role {
+                "control" => page.set_control(Control::Pid, 0),
+                "http" => page.end_worker(index),
+                "scheduler" => page.set_rank(index, Rank::Pid, 0),
+                _ => return Err(SettingError::new_err(format!("unknown role {role:?}"))),
+            }
+            Ok(())
+        })?
+    }
+
     /// Add to a number of a worker, stopping at 0; for that worker only.
     fn worker_add(&self, index: usize, field: &str, delta: i64) -> PyResult<()> {
-        let field = match field {
-            "open_streams" => Worker::OpenStreams,
-            "reserved_tokens" => Worker::ReservedTokens,
-            "requests" => Worker::Requests,
-            "prompt_tokens" => Worker::PromptTokens,
-            "generation_tokens" => Worker::GenerationTokens,
-            "refused" => Worker::Refused,
-            "aborted" => Worker::Aborted,
-            _ => return Err(SettingError::new_err(format!("unknown number of a worker {field:?}"))),
+        let found = COUNTED.iter().find(|each| WORKER_FIELDS[**each as usize] == field);
+        let Some(field) = found else {
+            return Err(SettingError::new_err(format!("unknown number of a worker {field:?}")));
         };
-        self.with(|page| page.worker_add(index, field, delta))
+        self.with(|page| page.worker_add(index, *field, delta))
+    }
+
+    /// Add to a worker's counts of the tokens of a rank; for that worker only.
+    fn count_tokens(&self, index: usize, rank: usize, prompt: u64, cached: u64, generated: u64) -> PyResult<()> {
+        self.with(|page| {
+            for (field, tokens) in [
+                (WorkerRank::PromptTokens, prompt),
+                (WorkerRank::CachedTokens, cached),
+                (WorkerRank::GenerationTokens, generated),
+            ] {
+                page.worker_rank_add(index, rank, field, tokens);
+            }
+        })
+    }
+
+    /// Count values of as many seconds in a worker's histogram; for that worker only.
+    #[pyo3(signature = (index, histogram, seconds, times = 1))]
+    fn observe(&self, index: usize, histogram: &str, seconds: f64, times: u64) -> PyResult<()> {
+        let Some(histogram) = Histogram::named(histogram) else {
+            return Err(SettingError::new_err(format!("unknown histogram {histogram:?}")));
+        };
+        self.with(|page| page.observe(index, histogram, seconds, times))
+    }
+
+    /// What all workers counted, by histogram: upper bounds of its buckets, their counts and one more, and the sum.
+    fn histograms<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        self.with(|page| {
+            let all = PyDict::new(py);
+            for histogram in Histogram::ALL {
+                let Counted { counts, sum_s } = page.counted(histogram);
+                all.set_item(histogram.name(), (histogram.bounds().to_vec(), counts, sum_s))?;
+            }
+            Ok(all)
+        })?
     }
 
     /// Take places for a worker's requests if all workers together then hold at most `max_requests`.
@@ -132,6 +174,11 @@ impl StatePage {
     /// Seconds since the oldest beat of a control thread; infinite while one has not beaten yet.
     fn control_age(&self) -> PyResult<f64> {
         self.with(Page::control_age)
+    }
+
+    /// Prompt tokens that wait to be computed, as control last said.
+    fn queued_tokens(&self) -> PyResult<u64> {
+        self.with(|page| page.control(Control::QueuedTokens))
     }
 
     /// Whether each rank takes requests.
@@ -153,6 +200,9 @@ impl StatePage {
             for index in 0..page.ranks() {
                 let rank = block(py, &RANK_FIELDS, &page.rank_words(index))?;
                 rank.set_item("active", page.rank(index, Rank::Active) != 0)?;
+                for (name, total) in WORKER_RANK_FIELDS.iter().zip(page.rank_totals(index)) {
+                    rank.set_item(name, total)?;
+                }
                 ranks.append(rank)?;
             }
             all.set_item("ranks", ranks)?;
@@ -165,6 +215,30 @@ impl StatePage {
         })?
     }
 }
+
+/// A worker's words that it may add to.
+const COUNTED: [Worker; WORKER_FIELDS.len() - 2] = [
+    Worker::OpenStreams,
+    Worker::ReservedTokens,
+    Worker::CacheBytes,
+    Worker::Requests,
+    Worker::Refused,
+    Worker::Aborted,
+    Worker::Stopped,
+    Worker::Exhausted,
+    Worker::Failed,
+    Worker::Fenced,
+    Worker::Dropped,
+    Worker::Gaps,
+    Worker::Unauthorized,
+    Worker::SlowSenders,
+    Worker::SlowReaders,
+    Worker::Crowded,
+    Worker::CacheLookups,
+    Worker::CacheHits,
+    Worker::CacheTokens,
+    Worker::CacheHitTokens,
+];
 
 fn block<'py>(py: Python<'py>, fields: &[&str], words: &[u64]) -> PyResult<Bound<'py, PyDict>> {
     let dict = PyDict::new(py);

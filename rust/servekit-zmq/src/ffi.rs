@@ -72,6 +72,7 @@ unsafe extern "C" {
         free: FreeFn,
         hint: *mut c_void,
     ) -> c_int;
+    pub(crate) fn zmq_msg_copy(to: *mut ZmqMsg, from: *mut ZmqMsg) -> c_int;
     pub(crate) fn zmq_msg_data(msg: *mut ZmqMsg) -> *mut c_void;
     pub(crate) fn zmq_msg_size(msg: *const ZmqMsg) -> usize;
     pub(crate) fn zmq_msg_get(msg: *const ZmqMsg, property: c_int) -> c_int;

@@ -96,6 +96,15 @@ impl Message {
         }
     }
 
+    /// Another frame over the same bytes; those of a large one are not copied.
+    #[must_use]
+    pub fn share(&mut self) -> Self {
+        let mut shared = Self::new();
+        // SAFETY: both are initialized; libzmq counts who refers to the bytes, atomically, and nobody changes them.
+        unsafe { assert_eq!(ffi::zmq_msg_copy(shared.as_mut_ptr(), self.as_mut_ptr()), 0, "a frame that is none") };
+        shared
+    }
+
     pub(crate) fn as_mut_ptr(&mut self) -> *mut ZmqMsg {
         &raw mut self.raw
     }

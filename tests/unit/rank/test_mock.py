@@ -192,11 +192,38 @@ def test_state_is_told(control, start):
     assert (state["running"], state["held_tokens"], state["requests"], state["epoch"]) == (1, 2, ["7"], 5)
 
 
-def test_a_message_it_does_not_know_is_refused(control, start):
+def answer(control, kind, body):
+    """The reply to a control message; batches before it are passed over."""
+    control.send(Envelope(kind, 99), body)
+    return next(reply for envelope, reply in iter(control.receive, None) if envelope.kind == Kind.CONTROL_REPLY)
+
+
+def test_messages_it_can_not_obey_are_refused(control, start):
+    start(step_ms=60_000)
+    reply = answer(control, Kind.ACTIVE_RANKS, r.ActiveRanksOutput([True]))
+    assert (reply.ok, reply.message) == (False, "the mock rank does not know ACTIVE_RANKS")
+    assert not answer(control, Kind.PROFILE, r.ProfileReq(True)).ok
+    assert not answer(control, Kind.SET_LOG_LEVEL, r.SetLogLevelReq("loud")).ok
+    assert answer(control, Kind.FLUSH_CACHE, r.FlushCacheReq()).ok
+    control.generate(7, 5)
+    reply = answer(control, Kind.FLUSH_CACHE, r.FlushCacheReq())
+    assert (reply.ok, reply.message) == (False, "1 requests are live")
+
+
+def test_a_paused_rank_makes_no_step_until_it_goes_on(control, start):
     start()
-    control.send(Envelope(Kind.FLUSH_CACHE, 99), r.FlushCacheReq())
-    _, reply = control.receive()
-    assert (reply.ok, reply.message) == (False, "the mock rank does not know FLUSH_CACHE")
+    assert answer(control, Kind.PAUSE, r.PauseReq()).ok
+    control.generate(7, 5)
+    control.generate(8, 5)
+    control.abort(8)
+    reader = Reader(control)
+    reader.until(8)
+    state = json.loads(answer(control, Kind.GET_STATE, r.GetStateReq()).data)
+    assert (state["paused"], state["running"], state["waiting"]) == (True, 0, 1)
+    assert 7 not in reader.ids
+    assert answer(control, Kind.CONTINUE, r.ContinueReq()).ok
+    reader.until(7)
+    assert reader.ids[7] == list(CYCLE[:5])
 
 
 def test_embeddings_are_unit_vectors_that_depend_on_the_prompt(control, start):

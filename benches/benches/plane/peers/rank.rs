@@ -3,11 +3,11 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use servekit_core::wire::{Envelope, EnvelopeBuilder, Kind, Load, Rid, Section};
+use servekit_core::wire::{Envelope, EnvelopeBuilder, Kind, Load, Section};
 use servekit_zmq::{Context, Message, Socket, SocketKind, Source, poll};
 
 use super::{CREDIT, EPOCH, NIL, hello};
-use crate::control::{PERIOD, step_bodies};
+use crate::control::{PERIOD, step_body};
 
 /// Takes requests as all of `ranks` ranks, each reporting its load after every `report` of them (0: never), and says
 /// how many came a second, from the first to the last.
@@ -64,10 +64,10 @@ pub(super) fn step(folder: &Path, streams: usize, workers: usize) {
         }
     }
     println!("stepping");
-    let bodies = step_bodies(streams, workers);
+    let body = step_body(streams, workers);
     let mut due = Instant::now();
-    for step in 0.. {
-        rank.report(seen, Some(streams as u32), &bodies[step % bodies.len()]);
+    loop {
+        rank.report(seen, Some(streams as u32), &body);
         due += PERIOD;
         std::thread::sleep(due.saturating_duration_since(Instant::now()));
     }
@@ -111,9 +111,4 @@ impl Rank {
         };
         self.outputs.send(vec![Message::from(envelope.encode()), Message::copy_of(body)], false).expect("sent");
     }
-}
-
-/// Id of a stream of the control bench: it belongs to the worker whose turn it is.
-pub(crate) fn stream(i: usize, workers: usize) -> Rid {
-    Rid::mint((i % workers) as u16, EPOCH, i as u64)
 }

@@ -1,4 +1,4 @@
-"""`GET /health` says whether the server is alive, `GET /ready` whether it would take a request now."""
+"""`GET /health`, alias `/ping`, says whether the server is alive, `GET /ready` whether it would take a request now."""
 
 from __future__ import annotations
 
@@ -17,6 +17,9 @@ router = APIRouter()
 
 
 @router.get("/health")
+@router.get("/ping")
+@router.head("/health", include_in_schema=False)
+@router.head("/ping", include_in_schema=False)
 async def health(request: Request) -> Response:
     """200 once the server has been ready, as long as its control process is heard and one rank lives."""
     manager = manager_of(request)
@@ -32,6 +35,7 @@ async def health(request: Request) -> Response:
 
 
 @router.get("/ready")
+@router.head("/ready", include_in_schema=False)
 async def ready(request: Request) -> Response:
     """200 exactly when a request sent now would be taken."""
     manager = manager_of(request)

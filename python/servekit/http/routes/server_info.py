@@ -1,4 +1,4 @@
-"""`GET /version` and `GET /server_info`."""
+"""`GET /version` and `GET /server_info`, alias `/get_server_info`."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ async def version() -> dict[str, str]:
 
 
 @router.get("/server_info")
+@router.get("/get_server_info")
 async def server_info(request: Request) -> dict[str, Any]:
     """Flags, versions, the model, the ranks, and which worker answers."""
     manager = manager_of(request)

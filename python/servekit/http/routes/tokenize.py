@@ -11,8 +11,9 @@ from starlette.responses import Response
 
 from servekit.http.body import read_body
 from servekit.http.conversation import Message, Tool, check_conversation, render, size_of
-from servekit.http.generation import check_ids, check_model, manager_of
+from servekit.http.generation import check_model, manager_of
 from servekit.http.openapi import describe_body
+from servekit.http.prompts import check_ids
 from servekit.tokenizer.refusal import Refusal
 
 router = APIRouter()

@@ -14,6 +14,7 @@ mod vocabulary;
 
 pub use output::{ShardOutput, WorkerFrame};
 pub use shard::{Counts, Shard, shard_of};
+pub(crate) use table::byte_of;
 pub use vocabulary::{Vocabulary, VocabularyError};
 
 #[cfg(test)]

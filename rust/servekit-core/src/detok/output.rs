@@ -2,8 +2,8 @@
 
 use crate::split::{write_column, write_head};
 use crate::wire::columns::batch_str as columns;
-use crate::wire::msgpack::{write_array, write_int, write_nil, write_str, write_uint};
-use crate::wire::{Cells, Rid, Route, ScannedBatch};
+use crate::wire::msgpack::{Sink, write_array, write_int, write_nil, write_str, write_uint};
+use crate::wire::{Cells, Kind, Pack, Rid, Route, ScannedBatch};
 
 use super::carried::{Layout, write_nothing};
 use super::request::{Release, Seen};
@@ -13,9 +13,11 @@ use super::request::{Release, Seen};
 pub struct WorkerFrame {
     /// Whose it is.
     pub route: Route,
+    /// `BatchStr`; of a batch that passed the shard unchanged, its own kind.
+    pub kind: Kind,
     /// Rows in it.
     pub rows: u32,
-    /// `BatchStrOutput`; of a batch that passed the shard unchanged, its own kind.
+    /// A batch of that kind.
     pub body: Vec<u8>,
 }
 
@@ -170,13 +172,13 @@ impl Rows {
         })
     }
 
-    fn frame(&mut self, layout: &Layout, newest: impl Fn(usize, &[u32], &mut Vec<u8>)) -> WorkerFrame {
+    fn frame(&mut self, layout: &Layout, newest: impl Fn(usize, &[u32], &mut Pack)) -> WorkerFrame {
         let count = self.count;
         let size = self.rids.len() + self.reasons.len() + self.texts.len() + self.ids.items.len() + 16 * count + 128;
-        let mut out = Vec::with_capacity(size);
-        let list = |items: &[u8], out: &mut Vec<u8>| {
+        let mut out = Pack::with_room(size);
+        let list = |items: &[u8], out: &mut Pack| {
             write_array(out, count);
-            out.extend_from_slice(items);
+            out.append(items);
         };
         write_head(&mut out, columns::TAG, columns::COLUMNS.len());
         for column in 0..columns::COLUMNS.len() {
@@ -202,6 +204,6 @@ impl Rows {
                 },
             }
         }
-        WorkerFrame { route: self.route, rows: count as u32, body: out }
+        WorkerFrame { route: self.route, kind: Kind::BatchStr, rows: count as u32, body: out.into_vec() }
     }
 }

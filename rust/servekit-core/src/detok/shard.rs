@@ -1,7 +1,7 @@
 //! A part of the running requests, and what becomes of their rows.
 
-use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::collections::{HashMap, HashSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
@@ -90,10 +90,40 @@ impl Shard {
         if batch.kind() == Kind::BatchTokenId { self.detokenize(batch, None, out) } else { self.pass(batch, out) }
     }
 
-    /// Take this shard's rows of a batch of token ids that `rank` sent. A row of a request that is at another rank is of
-    /// another attempt: it is dropped and counted.
+    /// Take this shard's rows of a batch that `rank` sent. A row of a request that is at another rank is of another
+    /// attempt: it is dropped and counted. What is no token ids passes as it is, as far as its requests are open.
     pub fn batch_of(&mut self, rank: u16, batch: &ScannedBatch, out: &mut ShardOutput) {
-        self.detokenize(batch, Some(rank), out);
+        if batch.kind() == Kind::BatchTokenId {
+            self.detokenize(batch, Some(rank), out);
+        } else {
+            let live = self.close_finished(rank, batch);
+            pass_rows(batch, |rid| live.contains(&rid), out);
+        }
+    }
+
+    /// The open requests among this shard's rows; those whose row is finished are closed.
+    fn close_finished(&mut self, rank: u16, batch: &ScannedBatch) -> HashSet<u64> {
+        let mut live = HashSet::new();
+        for (row, rid) in batch.rids().iter().copied().enumerate() {
+            if shard_of(rid, self.shards) != self.index {
+                continue;
+            }
+            let Entry::Occupied(entry) = self.requests.entry(rid) else {
+                self.counts.dropped += 1;
+                continue;
+            };
+            if entry.get().home.is_some_and(|home| home != rank) {
+                self.counts.strays += 1;
+                continue;
+            }
+            if matches!(entry.get().stage, Stage::Live(_)) {
+                live.insert(rid);
+            }
+            if batch.finished(row) {
+                entry.remove();
+            }
+        }
+        live
     }
 
     fn detokenize(&mut self, batch: &ScannedBatch, rank: Option<u16>, out: &mut ShardOutput) {
@@ -163,9 +193,7 @@ impl Shard {
 
     fn pass(&mut self, batch: &ScannedBatch, out: &mut ShardOutput) {
         let mine = |rid| self.shards == 1 || shard_of(rid, self.shards) == self.index;
-        for part in split_rows_by_worker(batch, mine) {
-            out.frames.push(WorkerFrame { route: part.route, rows: part.rows, body: (*part.body).as_ref().to_vec() });
-        }
+        pass_rows(batch, mine, out);
         for (row, rid) in batch.rids().iter().enumerate() {
             if mine(*rid) && batch.finished(row) {
                 self.requests.remove(rid);
@@ -211,5 +239,13 @@ impl Shard {
     /// What it has counted.
     pub fn counts(&self) -> Counts {
         self.counts
+    }
+}
+
+/// Rows of a batch go to their workers as they are.
+fn pass_rows(batch: &ScannedBatch, wanted: impl Fn(u64) -> bool, out: &mut ShardOutput) {
+    for part in split_rows_by_worker(batch, wanted) {
+        let body = (*part.body).as_ref().to_vec();
+        out.frames.push(WorkerFrame { route: part.route, kind: batch.kind(), rows: part.rows, body });
     }
 }

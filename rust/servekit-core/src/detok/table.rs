@@ -117,7 +117,7 @@ fn byte_level(token: &str) -> Vec<u8> {
 
 /// The byte that a character stands for in byte-level vocabularies: printable ones for themselves, the other 68 bytes
 /// are U+0100 and following.
-fn byte_of(c: char) -> Option<u8> {
+pub(crate) fn byte_of(c: char) -> Option<u8> {
     let printable = |byte: u8| matches!(byte, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
     match u32::from(c) {
         code @ 0..=0xff => Some(code as u8).filter(|byte| printable(*byte)),

@@ -118,8 +118,30 @@ fn embeddings_pass_as_they_are() {
     let batch = ScannedBatch::parse(Kind::BatchEmbedding, Arc::new(body.clone())).unwrap();
     let mut output = ShardOutput::default();
     shard.batch(&batch, &mut output);
-    assert_eq!(output.frames, [WorkerFrame { route: Rid(rid).route(), rows: 1, body }]);
+    assert_eq!(output.frames, [WorkerFrame { route: Rid(rid).route(), kind: Kind::BatchEmbedding, rows: 1, body }]);
     assert_eq!(shard.live(), 0);
+}
+
+#[test]
+fn embeddings_of_a_rank_pass_for_open_requests_of_that_rank_alone() {
+    let mut shard = shard(PLAIN, 0, 1);
+    let rids = [1, 2, 3].map(|number| Rid::mint(1, 1, number).0);
+    shard.open_at(Some(0), rids[0], TextOptions::default(), false);
+    shard.open_at(Some(1), rids[1], TextOptions::default(), false);
+    let mut body = b"\x94\xb4BatchEmbeddingOutput\x93".to_vec();
+    for rid in rids {
+        body.push(0xcf);
+        body.extend_from_slice(&rid.to_be_bytes());
+    }
+    body.extend_from_slice(b"\xc0\x93\x91\xa4stop\x91\xa4stop\x91\xa4stop");
+    let batch = ScannedBatch::parse(Kind::BatchEmbedding, Arc::new(body)).unwrap();
+    let mut output = ShardOutput::default();
+    shard.batch_of(0, &batch, &mut output);
+    shard.batch_of(0, &batch, &mut output);
+    let [frame] = output.frames.as_slice() else { panic!("one frame") };
+    let passed = ScannedBatch::parse(frame.kind, Arc::new(frame.body.clone())).unwrap();
+    assert_eq!((passed.rids(), frame.rows), (&rids[..1], 1));
+    assert_eq!((shard.live(), shard.counts().strays, shard.counts().dropped), (1, 2, 3));
 }
 
 #[test]

@@ -14,6 +14,12 @@ pub struct VocabularyError {
     reason: String,
 }
 
+impl VocabularyError {
+    pub(crate) fn new(path: &Path, reason: &impl ToString) -> Self {
+        Self { path: path.display().to_string(), reason: reason.to_string() }
+    }
+}
+
 /// How ids become text.
 pub(super) enum Way {
     /// By a table of byte strings: byte-level, byte-fallback, WordPiece, Metaspace and plain vocabularies, whose decoding
@@ -35,9 +41,8 @@ impl Vocabulary {
     /// There is no such file, or it is no tokenizer.
     pub fn from_file(path: impl AsRef<Path>) -> Result<Self, VocabularyError> {
         let path = path.as_ref();
-        let wrong = |reason: String| VocabularyError { path: path.display().to_string(), reason };
-        let json = std::fs::read(path).map_err(|error| wrong(error.to_string()))?;
-        Self::from_json(&json).map_err(|error| wrong(error.to_string()))
+        let json = std::fs::read(path).map_err(|error| VocabularyError::new(path, &error))?;
+        Self::from_json(&json).map_err(|error| VocabularyError::new(path, &error))
     }
 
     /// As [`Vocabulary::from_file`], from the file's bytes.

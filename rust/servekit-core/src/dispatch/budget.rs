@@ -2,7 +2,14 @@
 
 use std::collections::VecDeque;
 
-use super::{DispatchError, LoadBalanceMethod};
+use super::loads::{self, INACTIVE, kept};
+use super::prefixes::Prefixes;
+use super::{CHUNK, DispatchError, LoadBalanceMethod};
+
+/// Most tokens that one request is booked with.
+const MOST_TOKENS: u64 = 1 << 40;
+/// Requests above the mean that a rank may have and still be chosen for what it has cached, beside an eighth of the mean.
+const CROWD: u64 = 3;
 
 /// A rank's own word on its load. Every request with a dispatch number up to `last_dispatch` that it has not released
 /// counts, whatever its phase.
@@ -62,6 +69,24 @@ impl RankBudget {
     }
 }
 
+/// What a choice depends on.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Prompt<'a> {
+    /// Its length.
+    pub tokens: u64,
+    /// Bootstrap room.
+    pub room: Option<u64>,
+    /// Names of its prefixes, as [`prefix_hashes`](super::prefix_hashes) makes them, for `cache_aware`; empty for none.
+    pub prefixes: &'a [u64],
+}
+
+impl Prompt<'_> {
+    /// A prompt of which nothing is known but its length.
+    pub fn of(tokens: u64) -> Self {
+        Self { tokens, ..Self::default() }
+    }
+}
+
 /// The load of each rank: what it last reported, plus what was dispatched and not yet seen by it.
 ///
 /// Dispatches are numbered and reports echo the highest number seen, so a report that was on its way while a request
@@ -69,16 +94,31 @@ impl RankBudget {
 #[derive(Clone, Debug)]
 pub struct DpBudget {
     ranks: Vec<RankBudget>,
+    /// Requests of each rank, as [`kept`] keeps them.
+    requests: Vec<u64>,
+    /// Tokens of each rank, as [`kept`] keeps them.
+    tokens: Vec<u64>,
     /// Where the next search starts: one past the rank chosen last, so that equal ranks take turns.
     next: usize,
     dispatches: u64,
+    unseen_tokens: u64,
+    /// What each rank has cached, once anybody asked.
+    prefixes: Option<Prefixes>,
 }
 
 impl DpBudget {
     /// A budget for `ranks` ranks, all idle and active.
     pub fn new(ranks: usize) -> Self {
         let idle = RankBudget { active: true, ..RankBudget::default() };
-        Self { ranks: vec![idle; ranks], next: 0, dispatches: 0 }
+        Self {
+            ranks: vec![idle; ranks],
+            requests: vec![0; ranks],
+            tokens: vec![0; ranks],
+            next: 0,
+            dispatches: 0,
+            unseen_tokens: 0,
+            prefixes: None,
+        }
     }
 
     /// All ranks, by number.
@@ -86,42 +126,83 @@ impl DpBudget {
         &self.ranks
     }
 
-    /// Chooses a rank for a request of `tokens` prompt tokens and books it there.
+    /// Prompt tokens that were dispatched and not yet seen, of all ranks.
+    pub fn unseen_tokens(&self) -> u64 {
+        self.unseen_tokens
+    }
+
+    /// Chooses a rank for a request and books it there.
     ///
     /// # Errors
     /// No rank is active, or the method's rank is not, or it needs a room and there is none.
-    pub fn dispatch(
-        &mut self,
-        method: LoadBalanceMethod,
-        tokens: u64,
-        room: Option<u64>,
-    ) -> Result<Dispatched, DispatchError> {
+    pub fn dispatch(&mut self, method: LoadBalanceMethod, prompt: Prompt<'_>) -> Result<Dispatched, DispatchError> {
         let rank = match method {
-            LoadBalanceMethod::Auto | LoadBalanceMethod::RoundRobin => self.least(|_| 0)?,
-            LoadBalanceMethod::TotalRequests => self.least(RankBudget::requests)?,
-            LoadBalanceMethod::TotalTokens => self.least(RankBudget::tokens)?,
+            LoadBalanceMethod::Auto | LoadBalanceMethod::RoundRobin => loads::first_active(&self.tokens, self.next),
+            LoadBalanceMethod::TotalRequests => loads::least(&self.requests, self.next),
+            LoadBalanceMethod::TotalTokens => loads::least(&self.tokens, self.next),
+            LoadBalanceMethod::CacheAware => return self.dispatch_cached(prompt),
             LoadBalanceMethod::FollowBootstrapRoom => {
                 if self.ranks.is_empty() {
                     return Err(DispatchError::NoActiveRank);
                 }
-                let rank = (room.ok_or(DispatchError::NoRoom)? % self.ranks.len() as u64) as usize;
-                return self.credit(rank as i64, tokens);
+                let rank = (prompt.room.ok_or(DispatchError::NoRoom)? % self.ranks.len() as u64) as usize;
+                return self.credit(rank as i64, prompt);
             }
         };
-        self.next = rank + 1;
-        Ok(self.book(rank, tokens))
+        let rank = rank.ok_or(DispatchError::NoActiveRank)?;
+        self.turn(rank);
+        Ok(self.book(rank, prompt.tokens))
+    }
+
+    /// The rank with the smallest load once what it would have to compute of the prompt is added; none that is crowded.
+    fn dispatch_cached(&mut self, prompt: Prompt<'_>) -> Result<Dispatched, DispatchError> {
+        let mut rank = loads::least(&self.tokens, self.next).ok_or(DispatchError::NoActiveRank)?;
+        let mut work = prompt.tokens;
+        if !prompt.prefixes.is_empty() {
+            let prefixes = self.prefixes.get_or_insert_with(|| Prefixes::new(self.ranks.len()));
+            let found = prefixes.search(prompt.prefixes);
+            if !found.holders.is_empty() {
+                let (requests, active) = loads::sum(&self.requests);
+                let crowded = |rank: usize| crowded(self.requests[rank], requests, active);
+                if crowded(rank) {
+                    rank = loads::least(&self.requests, self.next).ok_or(DispatchError::NoActiveRank)?;
+                }
+                // The last token is computed in any case: its result is the first of the answer.
+                let left = |chunks| prompt.tokens.saturating_sub(u64::from(chunks) * CHUNK as u64).max(1);
+                let own = found.holders.iter().find(|(holder, _)| *holder == rank);
+                work = left(own.map_or(found.common, |&(_, chunks)| chunks));
+                let mut best = self.tokens[rank].saturating_add(work);
+                for &(holder, chunks) in found.holders {
+                    let (left, tokens) = (left(chunks), self.tokens[holder]);
+                    let load = tokens.saturating_add(left);
+                    // Of equal loads, the one with less to compute.
+                    if (load, left) < (best, work) && tokens != INACTIVE && !crowded(holder) {
+                        (rank, work, best) = (holder, left, load);
+                    }
+                }
+            }
+            prefixes.learn(rank, prompt.prefixes);
+        }
+        self.turn(rank);
+        Ok(self.book(rank, work))
     }
 
     /// Books a request at a rank that somebody named, as if it had been chosen.
     ///
     /// # Errors
     /// There is no such rank, or it is not active.
-    pub fn credit(&mut self, rank: i64, tokens: u64) -> Result<Dispatched, DispatchError> {
+    pub fn credit(&mut self, rank: i64, prompt: Prompt<'_>) -> Result<Dispatched, DispatchError> {
         let index = usize::try_from(rank).unwrap_or(usize::MAX);
         match self.ranks.get(index) {
             None => Err(DispatchError::NoSuchRank { rank, ranks: self.ranks.len() }),
             Some(known) if !known.active => Err(DispatchError::RankInactive(index)),
-            Some(_) => Ok(self.book(index, tokens)),
+            Some(_) => {
+                if !prompt.prefixes.is_empty() {
+                    let prefixes = self.prefixes.get_or_insert_with(|| Prefixes::new(self.ranks.len()));
+                    prefixes.learn(index, prompt.prefixes);
+                }
+                Ok(self.book(index, prompt.tokens))
+            }
         }
     }
 
@@ -135,13 +216,15 @@ impl DpBudget {
             return false;
         }
         known.report = report;
+        let mut seen = 0;
         while let Some(&(dispatch, tokens)) = known.unseen.front() {
             if dispatch > report.last_dispatch {
                 break;
             }
             known.unseen.pop_front();
-            known.unseen_tokens = known.unseen_tokens.saturating_sub(tokens);
+            seen += tokens;
         }
+        self.see(rank, seen);
         true
     }
 
@@ -152,14 +235,25 @@ impl DpBudget {
         let Some(known) = self.ranks.get_mut(rank) else { return false };
         let Ok(at) = known.unseen.binary_search_by_key(&dispatch, |&(number, _)| number) else { return false };
         let tokens = known.unseen.remove(at).map_or(0, |(_, tokens)| tokens);
-        known.unseen_tokens = known.unseen_tokens.saturating_sub(tokens);
+        self.see(rank, tokens);
         true
     }
 
-    /// Forgets all that a rank was charged with: its process is another one now.
+    /// Forgets all that a rank was charged with, and what it had cached: its process is another one now.
     pub fn reset(&mut self, rank: usize) {
-        if let Some(known) = self.ranks.get_mut(rank) {
-            *known = RankBudget { active: known.active, ..RankBudget::default() };
+        let Some(known) = self.ranks.get_mut(rank) else { return };
+        let unseen = known.unseen_tokens;
+        *known = RankBudget { active: known.active, unseen_tokens: unseen, ..RankBudget::default() };
+        self.see(rank, unseen);
+        if let Some(prefixes) = &mut self.prefixes {
+            prefixes.forget(rank);
+        }
+    }
+
+    /// Forgets what every rank had cached.
+    pub fn forget_prefixes(&mut self) {
+        if let Some(prefixes) = &mut self.prefixes {
+            prefixes.clear();
         }
     }
 
@@ -167,139 +261,42 @@ impl DpBudget {
     pub fn set_active(&mut self, rank: usize, active: bool) {
         if let Some(known) = self.ranks.get_mut(rank) {
             known.active = active;
+            self.keep(rank);
         }
+    }
+
+    fn turn(&mut self, rank: usize) {
+        self.next = if rank + 1 == self.ranks.len() { 0 } else { rank + 1 };
     }
 
     fn book(&mut self, rank: usize, tokens: u64) -> Dispatched {
+        // What no prompt can have would only make the sums overflow.
+        let tokens = tokens.min(MOST_TOKENS);
         self.dispatches += 1;
         let known = &mut self.ranks[rank];
         known.unseen.push_back((self.dispatches, tokens));
-        known.unseen_tokens = known.unseen_tokens.saturating_add(tokens);
+        known.unseen_tokens += tokens;
+        self.unseen_tokens += tokens;
+        self.keep(rank);
         Dispatched { rank, dispatch: self.dispatches }
     }
 
-    /// The active rank with the smallest load; of equal ones the first from `next` on.
-    fn least(&self, load: impl Fn(&RankBudget) -> u64) -> Result<usize, DispatchError> {
-        let start = self.next % self.ranks.len().max(1);
-        let (before, after) = self.ranks.split_at(start);
-        let turns = after.iter().zip(start..).chain(before.iter().zip(0..));
-        turns
-            .filter(|(rank, _)| rank.active)
-            .min_by_key(|(rank, _)| load(rank))
-            .map(|(_, index)| index)
-            .ok_or(DispatchError::NoActiveRank)
+    /// So many tokens are not unseen any more.
+    fn see(&mut self, rank: usize, tokens: u64) {
+        self.ranks[rank].unseen_tokens -= tokens;
+        self.unseen_tokens -= tokens;
+        self.keep(rank);
+    }
+
+    fn keep(&mut self, rank: usize) {
+        let known = &self.ranks[rank];
+        self.requests[rank] = kept(known.requests(), known.active);
+        self.tokens[rank] = kept(known.tokens(), known.active);
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use LoadBalanceMethod::*;
-
-    fn chosen(budget: &mut DpBudget, method: LoadBalanceMethod, tokens: u64) -> usize {
-        budget.dispatch(method, tokens, None).unwrap().rank
-    }
-
-    #[test]
-    fn a_burst_spreads_while_reports_lag() {
-        for method in [RoundRobin, Auto, TotalRequests, TotalTokens] {
-            let mut budget = DpBudget::new(4);
-            let mut counts = [0; 4];
-            for _ in 0..1000 {
-                counts[chosen(&mut budget, method, 10)] += 1;
-            }
-            assert_eq!(counts, [250; 4], "{method:?}");
-        }
-    }
-
-    #[test]
-    fn a_stale_report_erases_no_dispatch() {
-        let mut budget = DpBudget::new(2);
-        let first = budget.dispatch(TotalTokens, 100, None).unwrap();
-        budget.dispatch(TotalTokens, 40, None).unwrap();
-        // Written before `first` arrived at its rank: the rank says idle, the budget knows better.
-        assert!(budget.update(first.rank, Report::default()));
-        assert_eq!(budget.ranks()[first.rank].tokens(), 100);
-        assert!(budget.update(first.rank, Report { last_dispatch: first.dispatch, requests: 1, tokens: 90 }));
-        assert_eq!((budget.ranks()[first.rank].requests(), budget.ranks()[first.rank].tokens()), (1, 90));
-        // Older than the one before.
-        assert!(!budget.update(first.rank, Report::default()));
-        assert_eq!(budget.ranks()[first.rank].tokens(), 90);
-    }
-
-    #[test]
-    fn an_idle_rank_is_idle_again_after_its_report() {
-        let mut budget = DpBudget::new(2);
-        let first = budget.dispatch(TotalRequests, 1, None).unwrap();
-        assert!(budget.update(first.rank, Report { last_dispatch: first.dispatch, requests: 1, tokens: 5 }));
-        assert!(budget.update(first.rank, Report { last_dispatch: first.dispatch, requests: 0, tokens: 0 }));
-        assert_eq!(budget.ranks()[first.rank].requests(), 0);
-    }
-
-    #[test]
-    fn tokens_weigh_not_requests() {
-        let mut budget = DpBudget::new(2);
-        assert_eq!(chosen(&mut budget, TotalTokens, 10_000), 0);
-        let next: Vec<_> = (0..5).map(|_| chosen(&mut budget, TotalTokens, 10)).collect();
-        assert_eq!(next, [1; 5]);
-    }
-
-    #[test]
-    fn ties_rotate() {
-        let mut budget = DpBudget::new(3);
-        for expected in [0, 1, 2, 0, 1, 2] {
-            let choice = budget.dispatch(TotalRequests, 1, None).unwrap();
-            assert_eq!(choice.rank, expected);
-            assert!(budget.release(choice.rank, choice.dispatch));
-        }
-    }
-
-    #[test]
-    fn inactive_ranks_get_nothing_and_a_returned_one_its_share() {
-        for method in [RoundRobin, TotalRequests, TotalTokens] {
-            let mut budget = DpBudget::new(3);
-            budget.set_active(1, false);
-            for _ in 0..10 {
-                assert_ne!(chosen(&mut budget, method, 1), 1);
-            }
-            budget.set_active(1, true);
-            assert!((0..3).any(|_| chosen(&mut budget, method, 1) == 1), "{method:?}");
-        }
-        let mut budget = DpBudget::new(1);
-        budget.set_active(0, false);
-        assert_eq!(budget.dispatch(RoundRobin, 1, None), Err(DispatchError::NoActiveRank));
-    }
-
-    #[test]
-    fn rooms_lead_to_one_rank_or_an_error() {
-        let mut budget = DpBudget::new(3);
-        assert_eq!(budget.dispatch(FollowBootstrapRoom, 1, Some(u64::MAX)).unwrap().rank, (u64::MAX % 3) as usize);
-        assert_eq!(budget.dispatch(FollowBootstrapRoom, 1, Some(7)).unwrap().rank, 1);
-        assert_eq!(budget.dispatch(FollowBootstrapRoom, 1, None), Err(DispatchError::NoRoom));
-        budget.set_active(1, false);
-        assert_eq!(budget.dispatch(FollowBootstrapRoom, 1, Some(7)), Err(DispatchError::RankInactive(1)));
-    }
-
-    #[test]
-    fn a_named_rank_is_credited_like_a_chosen_one() {
-        let mut budget = DpBudget::new(2);
-        budget.credit(0, 50).unwrap();
-        assert_eq!(chosen(&mut budget, TotalTokens, 1), 1);
-        assert_eq!(budget.credit(2, 1), Err(DispatchError::NoSuchRank { rank: 2, ranks: 2 }));
-        assert_eq!(budget.credit(-5, 1), Err(DispatchError::NoSuchRank { rank: -5, ranks: 2 }));
-        budget.set_active(0, false);
-        assert_eq!(budget.credit(0, 1), Err(DispatchError::RankInactive(0)));
-    }
-
-    #[test]
-    fn a_release_in_the_middle_keeps_the_rest() {
-        let mut budget = DpBudget::new(1);
-        let dispatches: Vec<_> =
-            [5, 7, 11].map(|tokens| budget.dispatch(RoundRobin, tokens, None).unwrap().dispatch).to_vec();
-        assert!(budget.release(0, dispatches[1]));
-        assert!(!budget.release(0, dispatches[1]));
-        assert_eq!((budget.ranks()[0].requests(), budget.ranks()[0].tokens()), (2, 16));
-        budget.reset(0);
-        assert_eq!((budget.ranks()[0].requests(), budget.ranks()[0].tokens()), (0, 0));
-    }
+/// Whether a rank with so many requests has far more than the active ones have on average.
+fn crowded(own: u64, all: u64, active: u64) -> bool {
+    let mean = all / active.max(1);
+    own > mean + mean / 8 + CROWD - 1
 }

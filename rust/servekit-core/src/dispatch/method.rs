@@ -15,12 +15,21 @@ pub enum LoadBalanceMethod {
     TotalRequests,
     /// The rank with the fewest tokens, held by running requests or still to compute; ties rotate.
     TotalTokens,
+    /// The rank with the fewest tokens once those of the prompt are added that it has to compute: all but what it
+    /// probably has cached. A rank with many more requests than the others is not chosen for its cache.
+    CacheAware,
 }
 
 impl LoadBalanceMethod {
     /// All methods, in the order of their documentation.
-    pub const ALL: [Self; 5] =
-        [Self::Auto, Self::RoundRobin, Self::FollowBootstrapRoom, Self::TotalRequests, Self::TotalTokens];
+    pub const ALL: [Self; 6] = [
+        Self::Auto,
+        Self::RoundRobin,
+        Self::FollowBootstrapRoom,
+        Self::TotalRequests,
+        Self::TotalTokens,
+        Self::CacheAware,
+    ];
 
     /// The spelling of the command line.
     pub fn name(self) -> &'static str {
@@ -30,6 +39,7 @@ impl LoadBalanceMethod {
             Self::FollowBootstrapRoom => "follow_bootstrap_room",
             Self::TotalRequests => "total_requests",
             Self::TotalTokens => "total_tokens",
+            Self::CacheAware => "cache_aware",
         }
     }
 }

@@ -9,12 +9,12 @@ use super::{Sent, SocketMapping};
 use crate::detok::WorkerFrame;
 use crate::log::{Level, LogSink};
 use crate::plane::{Inbox, Mailbox, ThreadError};
-use crate::router::frames::{Frames, batch_str};
+use crate::router::frames::{Frames, batch};
 use crate::wire::Route;
 
 /// Work for the fan-out thread.
 pub(crate) enum FanoutTask {
-    /// Text from a shard, one frame a worker.
+    /// What a shard has to say, one frame a worker.
     Text(Vec<WorkerFrame>),
     /// One message for one worker.
     Single {
@@ -58,7 +58,8 @@ pub(crate) fn run(
         match task {
             FanoutTask::Text(frames) => {
                 for frame in frames {
-                    let frames = vec![Message::from(batch_str(epoch, frame.rows)), Message::from(frame.body)];
+                    let envelope = batch(epoch, frame.kind, frame.rows);
+                    let frames = vec![Message::from(envelope), Message::from(frame.body)];
                     send(&mut mapping, frame.route, frames, cuts, log)?;
                 }
             }

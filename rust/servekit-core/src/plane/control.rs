@@ -33,6 +33,9 @@ const SOCKET_PATH_MAX: usize = 107;
 /// Most bytes that a file name of a socket takes.
 const SOCKET_NAME_MAX: usize = "w4095-4095.ipc".len();
 
+/// Bytes of requests' frames that are kept unless somebody says otherwise.
+pub const RESUME_MEMORY: usize = 256 << 20;
+
 /// Settings of a control plane.
 #[derive(Clone, Debug)]
 pub struct PlaneConfig {
@@ -56,6 +59,10 @@ pub struct PlaneConfig {
     pub rank_wait: Duration,
     /// Most requests in flight beyond those that the active ranks run at once.
     pub max_queued: usize,
+    /// Most prompt tokens that wait to be computed.
+    pub max_queued_tokens: u64,
+    /// Most bytes of requests' frames that are kept until their requests end.
+    pub resume_memory: usize,
     /// Text that names this build to peers.
     pub build: String,
     /// Bytes that a worker may have been sent and not said yet that it has handled.
@@ -231,6 +238,8 @@ impl Plane {
             worker_epochs: config.worker_epochs.clone(),
             rank_wait: config.rank_wait,
             max_queued: config.max_queued,
+            max_queued_tokens: config.max_queued_tokens,
+            resume_memory: config.resume_memory,
         });
         let (commands, inbox) = bounded(COMMANDS);
         let router = Router {
@@ -327,6 +336,11 @@ impl Plane {
     /// The next log line of a thread, or none within `timeout`.
     pub fn next_log(&self, timeout: Duration) -> Option<Line> {
         self.lines.next(timeout)
+    }
+
+    /// Least level that the threads write, in the numbers of [`crate::log::Level`]; 0 until a control message sets one.
+    pub fn log_level(&self) -> u8 {
+        self.lines.level()
     }
 
     /// Ends all threads, waiting up to `timeout`; returns whether they have ended. A second call is no error.

@@ -14,7 +14,7 @@ use super::inbox::Waker;
 use super::ranks::RankSockets;
 use super::report::{Report, ThreadError, spawn};
 use super::router::{RETRY, TURN, bind_pull, receive};
-use crate::dispatch::{DispatchError, DpBudget, LoadBalanceMethod, Report as LoadReport};
+use crate::dispatch::{DispatchError, DpBudget, LoadBalanceMethod, Prompt, Report as LoadReport};
 use crate::router::frames::{self, Frames, NIL};
 use crate::wire::{Envelope, Ext, Kind, Rid, SCHEMA, Section};
 
@@ -252,7 +252,13 @@ impl Dispatcher {
         match envelope.section {
             Section::Request { rank, tokens, .. } => {
                 let room = envelope.ext(Ext::Room).and_then(|data| data.try_into().map(u64::from_le_bytes).ok());
-                self.dispatch(id, rank, u64::from(tokens), room, frames)
+                let prefixes = match envelope.ext(Ext::PrefixHashes) {
+                    Some(data) if self.config.method == LoadBalanceMethod::CacheAware => {
+                        frames::prefix_hashes(data).unwrap_or_default()
+                    }
+                    _ => Vec::new(),
+                };
+                self.dispatch(id, rank, Prompt { tokens: u64::from(tokens), room, prefixes: &prefixes }, frames)
             }
             Section::Empty | Section::Control { .. } if goes_to_all(envelope.kind) => {
                 self.count(|counts| counts.broadcast += 1);
@@ -271,16 +277,9 @@ impl Dispatcher {
         }
     }
 
-    fn dispatch(
-        &mut self,
-        id: Rid,
-        named: i32,
-        tokens: u64,
-        room: Option<u64>,
-        frames: Frames,
-    ) -> Result<(), ThreadError> {
+    fn dispatch(&mut self, id: Rid, named: i32, prompt: Prompt<'_>, frames: Frames) -> Result<(), ThreadError> {
         let chosen = self.with_budget(|budget, method| {
-            if named >= 0 { budget.credit(i64::from(named), tokens) } else { budget.dispatch(method, tokens, room) }
+            if named >= 0 { budget.credit(i64::from(named), prompt) } else { budget.dispatch(method, prompt) }
         });
         let dispatched = match chosen {
             Ok(dispatched) => dispatched,

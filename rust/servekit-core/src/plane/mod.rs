@@ -11,7 +11,7 @@ mod router;
 mod shard;
 mod state;
 
-pub use control::{Plane, PlaneConfig, PlaneError};
+pub use control::{Plane, PlaneConfig, PlaneError, RESUME_MEMORY};
 pub use controller::{Controller, ControllerConfig, ControllerCounts};
 pub use endpoints::Endpoints;
 pub(crate) use inbox::{Inbox, Mailbox};

@@ -87,7 +87,6 @@ pub(super) struct ShardEnd {
 #[derive(Default)]
 struct AtHand {
     batch: Option<(u16, Arc<ScannedBatch>)>,
-    reply: Option<Frames>,
 }
 
 /// Binds a socket that receives from many peers.
@@ -179,10 +178,7 @@ impl Router {
         for _ in 0..TURN {
             let Some(frames) = receive(&self.egress)? else { break };
             match frames::from_rank(frames) {
-                FromRank::Event(event) => self.handle(event, AtHand::default())?,
-                FromRank::Reply { from, id, frames } => {
-                    self.handle(Event::Reply { from, id }, AtHand { reply: Some(frames), batch: None })?;
-                }
+                FromRank::Event(event) => self.handle(*event, AtHand::default())?,
                 FromRank::Batch { from, last_dispatch, load, rows } => {
                     let batch = rows.as_ref().ok().and_then(Clone::clone).map(|batch| (from.number, batch));
                     let rows: Result<&dyn Rows, String> = match &rows {
@@ -190,7 +186,7 @@ impl Router {
                         Ok(None) => Ok(&NoRows),
                         Err(reason) => Err(reason.clone()),
                     };
-                    self.handle(Event::Batch { from, last_dispatch, load, rows }, AtHand { batch, reply: None })?;
+                    self.handle(Event::Batch { from, last_dispatch, load, rows }, AtHand { batch })?;
                 }
             }
         }
@@ -241,16 +237,21 @@ impl Router {
                 let body = vec![Message::from(frames::abort_body(rid))];
                 self.ranks.message(rank, frames::abort(epoch, rid), body, receiver_epoch)?;
             }
-            Action::Control { ranks, frame } => {
+            Action::Control { ranks, workers, frame } => {
                 for (rank, receiver_epoch) in ranks {
                     let mut parts = frame.iter().map(|part| part.to_vec());
                     let envelope = parts.next().unwrap_or_default();
                     self.ranks.message(rank, envelope, parts.map(Message::from).collect(), receiver_epoch)?;
                 }
+                for route in workers {
+                    let frames = frame.iter().map(|part| Message::copy_of(part)).collect();
+                    self.to_fanout(FanoutTask::Single { route, frames });
+                }
             }
-            Action::Answer { id, asked, state } => {
+            Action::SetLogLevel(level) => self.log.set_level(level),
+            Action::Answer { id, refusal, asked, state } => {
                 let data = if state { self.state() } else { String::new() };
-                let (envelope, body) = frames::answer(epoch, id, &asked, data.as_bytes());
+                let (envelope, body) = frames::answer(epoch, id, refusal.as_deref(), &asked, data.as_bytes());
                 let frames = vec![Message::from(envelope), Message::from(body)];
                 self.to_fanout(FanoutTask::Single { route: id.route(), frames });
             }
@@ -261,10 +262,8 @@ impl Router {
                     }
                 }
             }
-            Action::Forward { id } => {
-                if let Some(frames) = at_hand.reply.take() {
-                    self.to_fanout(FanoutTask::Single { route: id.route(), frames });
-                }
+            Action::Forward { id, frame } => {
+                self.to_fanout(FanoutTask::Single { route: id.route(), frames: frame });
             }
             Action::HelloRank { rank, receiver_epoch } => {
                 self.ranks.restart(rank);

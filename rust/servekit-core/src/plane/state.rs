@@ -66,6 +66,8 @@ pub(super) fn snapshot(core: &Core<Frames>, queues: &Queues<'_>) -> Value {
         "method": core.config().method.name(),
         "in_flight": core.in_flight(),
         "waiting_for_rank": core.waiting(),
+        "queued_tokens": core.queued_tokens(),
+        "kept_bytes": core.kept_bytes(),
         "open_groups": core.open_groups(),
         "ranks": ranks,
         "workers": workers,
@@ -78,11 +80,10 @@ pub(super) fn snapshot(core: &Core<Frames>, queues: &Queues<'_>) -> Value {
 /// Writes totals and loads where every process can read them.
 pub(super) fn publish(core: &Core<Frames>, page: &StatePage) {
     let counters = core.counters();
-    let unseen = core.budget().ranks().iter().map(|rank| rank.unseen_tokens()).sum();
     for (field, value) in [
         (Control::InFlight, core.in_flight() as u64),
         (Control::Waiting, core.waiting() as u64),
-        (Control::QueuedTokens, unseen),
+        (Control::QueuedTokens, core.queued_tokens()),
         (Control::Dropped, counters.dropped()),
         (Control::Fenced, counters.fenced),
         (Control::Refused, counters.refused),

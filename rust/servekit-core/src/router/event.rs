@@ -28,6 +28,20 @@ pub struct Peer {
     pub seq: u64,
 }
 
+/// Frames that can be referred to twice without a copy of their bytes.
+pub trait Share {
+    /// Another reference to the same frames.
+    #[must_use]
+    fn share(&mut self) -> Self;
+}
+
+/// A number in the place of frames, where nobody reads them.
+impl Share for u64 {
+    fn share(&mut self) -> Self {
+        *self
+    }
+}
+
 /// A request as the router sees it; `F` is the frames that it passes on unread.
 #[derive(Clone, Debug)]
 pub struct Request<F> {
@@ -43,10 +57,33 @@ pub struct Request<F> {
     pub group: Option<Group>,
     /// Bootstrap room.
     pub room: Option<u64>,
+    /// Names of the prompt's prefixes, for `cache_aware`; empty for none.
+    pub prefixes: Vec<u64>,
     /// What the request's detokenizer shard must know, or why that can't be read.
     pub text: Result<TextOptions, String>,
+    /// Bytes of the frames.
+    pub bytes: usize,
     /// The frames.
     pub frame: F,
+}
+
+/// What a control message asks for, as far as this process obeys it too.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Ask {
+    /// What every process holds.
+    State,
+    /// Cached prefixes are to be dropped.
+    FlushCache,
+    /// Less, or more, is to be logged, by the workers too.
+    LogLevel(Level),
+    /// Something that is for the ranks alone.
+    Ranks,
+    /// Something that is for the workers alone, the one that asks among them.
+    Workers,
+    /// Nothing that could be done, and why.
+    Refused(String),
+    /// Nobody knows: a kind of that number is no control message here.
+    Unknown(u16),
 }
 
 /// Rows of a batch, as far as the router reads them.
@@ -99,8 +136,8 @@ pub enum Event<'a, F> {
         from: Peer,
         /// Correlation id, which is the return address of the replies.
         id: Rid,
-        /// Whether this process is to tell its own state in its reply.
-        state: bool,
+        /// What it asks for.
+        ask: Ask,
         /// The frames.
         frame: F,
     },
@@ -115,12 +152,16 @@ pub enum Event<'a, F> {
         /// The rows, or why they can't be read.
         rows: Result<&'a dyn Rows, String>,
     },
-    /// A rank answers a control message.
+    /// A rank or a worker answers a control message.
     Reply {
+        /// Its kind.
+        side: Side,
         /// Its link.
         from: Peer,
         /// Correlation id.
         id: Rid,
+        /// The frames.
+        frame: F,
     },
     /// A rank knows better which ranks take requests.
     ActiveRanks {
@@ -240,10 +281,12 @@ pub enum Action<F> {
         /// Its life.
         receiver_epoch: u32,
     },
-    /// A control message goes to ranks.
+    /// A control message goes to ranks, and to workers if it concerns them.
     Control {
         /// The ranks and their lives.
         ranks: Vec<(usize, u32)>,
+        /// The workers and their lives.
+        workers: Vec<Route>,
         /// The frames.
         frame: F,
     },
@@ -251,17 +294,23 @@ pub enum Action<F> {
     Answer {
         /// Correlation id.
         id: Rid,
-        /// Ranks that will answer.
-        asked: Vec<usize>,
+        /// Why nobody is asked, if so.
+        refusal: Option<String>,
+        /// Who will answer: ranks by number, workers as [`worker_party`](super::frames::worker_party) counts them.
+        asked: Vec<i32>,
         /// Whether the answer tells this process's state.
         state: bool,
     },
+    /// This process logs what matters that much.
+    SetLogLevel(Level),
     /// The batch of this event goes to all shards.
     Deliver,
-    /// The reply of this event goes to its worker.
+    /// A reply goes to the worker that asked.
     Forward {
         /// Correlation id.
         id: Rid,
+        /// The frames.
+        frame: F,
     },
     /// A worker has handled all messages up to a number.
     Acknowledge {

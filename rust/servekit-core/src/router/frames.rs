@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use servekit_zmq::Message;
 
-use super::event::{Event, Peer, Request, Rows, Side};
+use super::event::{Ask, Event, Peer, Request, Rows, Share, Side};
+use crate::dispatch::MAX_HASHES;
+use crate::log::Level;
 use crate::wire::envelope::FLAG_STREAM;
 use crate::wire::{
     Envelope, EnvelopeBuilder, Ext, Group, Kind, Load, Rid, ScannedBatch, Section, TextOptions, WireError,
@@ -12,6 +14,12 @@ use crate::wire::{
 
 /// A message: envelope, body, attachments.
 pub type Frames = Vec<Message>;
+
+impl Share for Frames {
+    fn share(&mut self) -> Self {
+        self.iter_mut().map(Message::share).collect()
+    }
+}
 
 /// The control process as a sender.
 const CONTROL: u16 = 0;
@@ -22,7 +30,7 @@ pub const NIL: [u8; 1] = [0xc0];
 /// A message of a rank.
 pub enum FromRank {
     /// One that the router takes alone.
-    Event(Event<'static, Frames>),
+    Event(Box<Event<'static, Frames>>),
     /// A batch; its rows are scanned.
     Batch {
         /// Its link.
@@ -33,15 +41,6 @@ pub enum FromRank {
         load: Option<Load>,
         /// The scanned rows, nothing when there are none, or why they can't be read.
         rows: Result<Option<Arc<ScannedBatch>>, String>,
-    },
-    /// The answer to a control message.
-    Reply {
-        /// Its link.
-        from: Peer,
-        /// Correlation id.
-        id: Rid,
-        /// The message, to be passed on.
-        frames: Frames,
     },
 }
 
@@ -90,25 +89,44 @@ pub fn from_worker(frames: Frames) -> Event<'static, Frames> {
         Section::Empty => Event::Abort { from, rid },
         Section::Request { rank, tokens, .. } => {
             let text = match (kind, envelope.ext(Ext::Text)) {
-                (Kind::Embedding, _) => Err("this server computes no embeddings".to_owned()),
+                // Vectors have no text to be told about.
+                (Kind::Embedding, None) => Ok(TextOptions::default()),
                 (_, None) => Err("the text extension is missing".to_owned()),
                 (_, Some(data)) => TextOptions::parse(data).map_err(|error| error.to_string()),
             };
             let group = envelope.ext(Ext::Group).map(Group::parse).transpose();
             let room = envelope.ext(Ext::Room).map(|data| data.try_into().map(u64::from_le_bytes)).transpose();
-            let (text, group, room) = match (text, group, room) {
-                (text, Ok(group), Ok(room)) => (text, group, room),
-                (_, Err(error), _) => (Err(error.to_string()), None, None),
-                (_, _, Err(_)) => (Err("the room extension is not 8 bytes".to_owned()), None, None),
+            let prefixes = envelope.ext(Ext::PrefixHashes).map_or(Ok(Vec::new()), prefix_hashes);
+            let (text, group, room, prefixes) = match (text, group, room, prefixes) {
+                (text, Ok(group), Ok(room), Ok(prefixes)) => (text, group, room, prefixes),
+                (_, Err(error), _, _) | (_, _, _, Err(error)) => (Err(error.to_string()), None, None, Vec::new()),
+                (_, _, Err(_), _) => (Err("the room extension is not 8 bytes".to_owned()), None, None, Vec::new()),
             };
-            Event::Request { from, request: Request { rid, rank, tokens, stream, group, room, text, frame: frames } }
+            let bytes = frames.iter().map(|frame| frame.len()).sum();
+            let request = Request { rid, rank, tokens, stream, group, room, prefixes, text, bytes, frame: frames };
+            Event::Request { from, request }
         }
-        Section::Control { .. } => match kind {
-            Kind::Profile | Kind::FlushCache | Kind::Pause | Kind::Continue | Kind::SetLogLevel | Kind::GetState => {
-                Event::Control { from, id: rid, state: kind == Kind::GetState, frame: frames }
+        Section::Control { rank } if kind == Kind::ControlReply => {
+            if rank == worker_party(from.number) {
+                Event::Reply { side, from, id: rid, frame: frames }
+            } else {
+                Event::Malformed { side, reason: format!("a reply in the name of {rank}") }
             }
-            _ => unknown(side, from, kind),
-        },
+        }
+        Section::Control { .. } => {
+            let ask = match kind {
+                Kind::GetState => Ask::State,
+                Kind::FlushCache => Ask::FlushCache,
+                Kind::SetLogLevel => log_level(&frames[1]).map_or_else(
+                    || Ask::Refused("the body names no log level: debug, info, warning or error".to_owned()),
+                    Ask::LogLevel,
+                ),
+                Kind::Profile | Kind::Pause | Kind::Continue => Ask::Ranks,
+                Kind::AbortRequests => Ask::Workers,
+                _ => Ask::Unknown(kind as u16),
+            };
+            Event::Control { from, id: rid, ask, frame: frames }
+        }
         Section::Batch { .. } => unknown(side, from, kind),
     }
 }
@@ -118,19 +136,19 @@ pub fn from_rank(mut frames: Frames) -> FromRank {
     let side = Side::Rank;
     let (from, envelope) = match read(side, &frames) {
         Ok(read) => read,
-        Err(event) => return FromRank::Event(*event),
+        Err(event) => return FromRank::Event(event),
     };
     let (kind, id) = (envelope.kind, Rid(envelope.id));
     let event = match envelope.section {
         Section::Hello { schema } => Event::Hello { side, from, schema, name: name(&envelope) },
-        Section::Batch { rows, last_dispatch, load, .. } if kind == Kind::BatchTokenId => {
+        Section::Batch { rows, last_dispatch, load, .. } if kind != Kind::BatchStr => {
             let rows = match rows {
                 0 => Ok(None),
                 _ => scan(kind, frames.swap_remove(1), rows as usize).map(Some),
             };
             return FromRank::Batch { from, last_dispatch, load, rows };
         }
-        Section::Control { .. } if kind == Kind::ControlReply => return FromRank::Reply { from, id, frames },
+        Section::Control { .. } if kind == Kind::ControlReply => Event::Reply { side, from, id, frame: frames },
         Section::Control { .. } if kind == Kind::ActiveRanks => match active_ranks(&frames[1]) {
             Some(active) => Event::ActiveRanks { from, active },
             None => Event::Malformed { side, reason: "body is no ActiveRanksOutput".to_owned() },
@@ -139,7 +157,7 @@ pub fn from_rank(mut frames: Frames) -> FromRank {
             unknown(side, from, kind)
         }
     };
-    FromRank::Event(event)
+    FromRank::Event(Box::new(event))
 }
 
 fn read(side: Side, frames: &Frames) -> Result<(Peer, Envelope<'_>), Box<Event<'static, Frames>>> {
@@ -149,12 +167,24 @@ fn read(side: Side, frames: &Frames) -> Result<(Peer, Envelope<'_>), Box<Event<'
     match Envelope::parse(head) {
         Ok(envelope) if frames.len() >= 2 => Ok((peer(&envelope), envelope)),
         Ok(_) => Err(Box::new(Event::Malformed { side, reason: "no body".to_owned() })),
-        Err(WireError::Kind(kind)) => {
-            let number = head.get(14..16).map_or(0, |at| u16::from(at[0]) | u16::from(at[1]) << 8);
-            Err(Box::new(Event::Unknown { side, number, kind }))
-        }
+        Err(WireError::Kind(kind)) => Err(Box::new(match (side, head_of(head)) {
+            // Whoever asks something that only a later build knows is told so.
+            (Side::Worker, Some((from, id))) => {
+                Event::Control { from, id, ask: Ask::Unknown(kind), frame: Frames::new() }
+            }
+            (_, known) => Event::Unknown { side, number: known.map_or(0, |(from, _)| from.number), kind },
+        })),
         Err(error) => Err(Box::new(Event::Malformed { side, reason: error.to_string() })),
     }
+}
+
+/// Reads the prefix hashes of a request: u64 each, of which the first so many matter.
+pub fn prefix_hashes(data: &[u8]) -> Result<Vec<u64>, WireError> {
+    let (hashes, rest) = data.as_chunks::<8>();
+    if !rest.is_empty() {
+        return Err(WireError::Extension { kind: Ext::PrefixHashes as u16, what: "not a number of whole hashes" });
+    }
+    Ok(hashes.iter().take(MAX_HASHES).map(|hash| u64::from_le_bytes(*hash)).collect())
 }
 
 fn peer(envelope: &Envelope<'_>) -> Peer {
@@ -164,6 +194,22 @@ fn peer(envelope: &Envelope<'_>) -> Peer {
         receiver_epoch: envelope.receiver_epoch,
         seq: envelope.seq,
     }
+}
+
+/// Link and id of an envelope whose kind is not known: they stand in every envelope's head.
+fn head_of(head: &[u8]) -> Option<(Peer, Rid)> {
+    let from = Peer {
+        number: u16::from_le_bytes(*head.get(14..)?.first_chunk()?),
+        epoch: u32::from_le_bytes(*head.get(16..)?.first_chunk()?),
+        receiver_epoch: u32::from_le_bytes(*head.get(20..)?.first_chunk()?),
+        seq: u64::from_le_bytes(*head.get(24..)?.first_chunk()?),
+    };
+    Some((from, Rid(u64::from_le_bytes(*head.get(32..)?.first_chunk()?))))
+}
+
+/// Number of a worker among those that answer control messages; ranks count from 0, this process is -1.
+pub fn worker_party(worker: u16) -> i32 {
+    -2 - i32::from(worker)
 }
 
 fn unknown(side: Side, from: Peer, kind: Kind) -> Event<'static, Frames> {
@@ -183,7 +229,14 @@ fn scan(kind: Kind, body: Message, said: usize) -> Result<Arc<ScannedBatch>, Str
     Ok(Arc::new(batch))
 }
 
-/// Reads `["ActiveRanksOutput", [bool, ...]]`, the only body besides batches that the control process obeys.
+/// Reads `["SetLogLevelReq", level]`.
+fn log_level(body: &[u8]) -> Option<Level> {
+    let (&head, name) = body.strip_prefix(b"\x92\xaeSetLogLevelReq")?.split_first()?;
+    let name = std::str::from_utf8(name).ok().filter(|name| usize::from(head) == 0xa0 | name.len())?;
+    Level::from_name(name)
+}
+
+/// Reads `["ActiveRanksOutput", [bool, ...]]`.
 fn active_ranks(body: &[u8]) -> Option<Vec<bool>> {
     let rest = body.strip_prefix(b"\x92\xb1ActiveRanksOutput")?;
     let (len, flags) = match *rest {
@@ -237,10 +290,10 @@ pub fn abort_body(rid: Rid) -> Vec<u8> {
     body
 }
 
-/// Text for a worker.
-pub fn batch_str(epoch: u32, rows: u32) -> Vec<u8> {
+/// A batch for a worker.
+pub fn batch(epoch: u32, kind: Kind, rows: u32) -> Vec<u8> {
     let section = Section::Batch { rows, rank: -1, last_dispatch: 0, load: None };
-    EnvelopeBuilder { sender_epoch: epoch, ..EnvelopeBuilder::new(Kind::BatchStr, section) }.encode()
+    EnvelopeBuilder { sender_epoch: epoch, ..EnvelopeBuilder::new(kind, section) }.encode()
 }
 
 /// A batch of one row that ends a request with an error: envelope and body.
@@ -262,19 +315,24 @@ pub fn failed(epoch: u32, rid: Rid, status: u16, message: &str) -> (Vec<u8>, Vec
 
 /// The control process's own answer to a control message: envelope and body.
 ///
-/// The body is `["ControlReply", true, "", data, asked]`.
-pub fn answer(epoch: u32, id: Rid, asked: &[usize], data: &[u8]) -> (Vec<u8>, Vec<u8>) {
+/// The body is `["ControlReply", ok, message, data, asked]`: not obeyed if there is a refusal, which is the message.
+pub fn answer(epoch: u32, id: Rid, refusal: Option<&str>, asked: &[i32], data: &[u8]) -> (Vec<u8>, Vec<u8>) {
     let section = Section::Control { rank: -1 };
     let envelope =
         EnvelopeBuilder { sender_epoch: epoch, id: id.0, ..EnvelopeBuilder::new(Kind::ControlReply, section) }.encode();
-    let mut body = b"\x95\xacControlReply\xc3\xa0\xc6".to_vec();
+    let mut body = b"\x95\xacControlReply".to_vec();
+    let message = refusal.unwrap_or_default();
+    body.extend_from_slice(if refusal.is_none() { b"\xc3\xdb" } else { b"\xc2\xdb" });
+    body.extend_from_slice(&(message.len() as u32).to_be_bytes());
+    body.extend_from_slice(message.as_bytes());
+    body.push(0xc6);
     body.extend_from_slice(&(data.len() as u32).to_be_bytes());
     body.extend_from_slice(data);
     body.push(0xdd);
     body.extend_from_slice(&(asked.len() as u32).to_be_bytes());
-    for &rank in asked {
-        body.push(0xce);
-        body.extend_from_slice(&(rank as u32).to_be_bytes());
+    for party in asked {
+        body.push(0xd2);
+        body.extend_from_slice(&party.to_be_bytes());
     }
     (envelope, body)
 }
@@ -295,10 +353,40 @@ mod tests {
     }
 
     #[test]
+    fn control_messages_are_known_by_what_they_ask_for() {
+        let message = |kind, rank, body: &[u8]| {
+            let envelope = EnvelopeBuilder::new(kind, Section::Control { rank }).encode();
+            from_worker(vec![Message::from(envelope), Message::copy_of(body)])
+        };
+        let asks = |kind, body: &[u8]| match message(kind, -1, body) {
+            Event::Control { ask, .. } => ask,
+            _ => panic!("{kind:?} is no control message"),
+        };
+        assert_eq!(asks(Kind::GetState, &NIL), Ask::State);
+        assert_eq!(asks(Kind::FlushCache, &NIL), Ask::FlushCache);
+        for kind in [Kind::Profile, Kind::Pause, Kind::Continue] {
+            assert_eq!(asks(kind, &NIL), Ask::Ranks);
+        }
+        assert_eq!(asks(Kind::AbortRequests, &NIL), Ask::Workers);
+        assert_eq!(asks(Kind::SetLogLevel, b"\x92\xaeSetLogLevelReq\xa5debug"), Ask::LogLevel(Level::Debug));
+        for wrong in [&b"\x92\xaeSetLogLevelReq\xa4loud"[..], b"\x92\xaeSetLogLevelReq\xa6debug", &NIL] {
+            assert!(matches!(asks(Kind::SetLogLevel, wrong), Ask::Refused(_)));
+        }
+        for kind in [Kind::KvEvent, Kind::ActiveRanks, Kind::LoadAdapter] {
+            assert_eq!(asks(kind, &NIL), Ask::Unknown(kind as u16));
+        }
+        assert!(matches!(message(Kind::ControlReply, -2, &NIL), Event::Reply { side: Side::Worker, .. }));
+        assert!(matches!(message(Kind::ControlReply, 0, &NIL), Event::Malformed { .. }), "no worker speaks for a rank");
+    }
+
+    #[test]
     fn bodies_that_control_writes_are_msgpack_of_their_structs() {
-        let (_, body) = answer(1, Rid(7), &[0, 300], b"{}");
+        let (_, body) = answer(1, Rid(7), None, &[0, 300, -2], b"{}");
         let value = rmpv::decode::read_value(&mut &body[..]).unwrap();
-        assert_eq!(value.to_string(), r#"["ControlReply", true, "", [123, 125], [0, 300]]"#);
+        assert_eq!(value.to_string(), r#"["ControlReply", true, "", [123, 125], [0, 300, -2]]"#);
+        let (_, body) = answer(1, Rid(7), Some("no"), &[], b"");
+        let value = rmpv::decode::read_value(&mut &body[..]).unwrap();
+        assert_eq!(value.to_string(), r#"["ControlReply", false, "no", [], []]"#);
         let (_, body) = failed(1, Rid(9), 503, "no");
         assert_eq!(ScannedBatch::parse(Kind::BatchTokenId, Arc::new(body.clone())).unwrap().rids(), [9]);
         let value = rmpv::decode::read_value(&mut &body[..]).unwrap();
@@ -314,9 +402,12 @@ mod tests {
         let mut bytes = hello(1, 2, "b");
         assert!(matches!(from_worker(vec![Message::copy_of(&bytes)]), Event::Malformed { .. }), "no body");
         bytes[10] = 200;
-        let event = from_worker(vec![Message::copy_of(&bytes), Message::copy_of(&NIL)]);
-        assert!(matches!(event, Event::Unknown { kind: 200, .. }));
-        let batch = batch_str(1, 0);
+        let frames = || vec![Message::copy_of(&bytes), Message::copy_of(&NIL)];
+        let event = from_worker(frames());
+        assert!(matches!(event, Event::Control { from: Peer { epoch: 1, .. }, ask: Ask::Unknown(200), .. }));
+        let FromRank::Event(event) = from_rank(frames()) else { panic!("no batch") };
+        assert!(matches!(*event, Event::Unknown { kind: 200, .. }));
+        let batch = batch(1, Kind::BatchStr, 0);
         let event = from_worker(vec![Message::copy_of(&batch), Message::copy_of(&NIL)]);
         assert!(matches!(event, Event::Unknown { kind: 33, .. }), "a worker sends no batches");
     }

@@ -7,7 +7,7 @@ mod groups;
 mod link;
 
 pub use core::{Core, CoreConfig, RankView};
-pub use event::{Action, Event, Nanos, Peer, Request, Rows, Side};
+pub use event::{Action, Ask, Event, Nanos, Peer, Request, Rows, Share, Side};
 
 #[cfg(test)]
 mod tests;

@@ -1,12 +1,15 @@
 //! Splitting a batch by row: byte ranges are copied, nothing is decoded.
 
 mod gather;
+mod group;
 mod merge;
 
 use std::collections::HashMap;
-use std::hash::Hash;
+use std::sync::Arc;
 
-use crate::wire::{Rid, Route, ScannedBatch, SharedBytes, WireError};
+use crate::wire::{Pack, Rid, Route, ScannedBatch, SharedBytes, WireError};
+
+use group::Groups;
 
 pub use gather::{extract_field_by_index, handle_output_by_index, take_rows};
 pub(crate) use gather::{write_column, write_head};
@@ -30,17 +33,29 @@ pub fn split_by_worker(batch: &ScannedBatch) -> Vec<Part> {
 
 /// As [`split_by_worker`], of the rows whose request id passes the filter.
 pub fn split_rows_by_worker(batch: &ScannedBatch, wanted: impl Fn(u64) -> bool) -> Vec<Part> {
-    let keys = batch.rids().iter().enumerate().filter(|(_, rid)| wanted(**rid));
-    let groups = group(keys.map(|(row, rid)| (Rid(*rid).route(), row as u32)));
-    groups
-        .into_iter()
-        .map(|(route, rows)| {
-            let whole = rows.len() == batch.rows();
-            let count = rows.len() as u32;
-            let body = if whole { batch.shared().clone() } else { std::sync::Arc::new(gather::gather(batch, &rows)) };
-            Part { route, rows: count, body }
-        })
-        .collect()
+    let rids = batch.rids();
+    if let Some(route) = common_route(rids)
+        && rids.iter().all(|rid| wanted(*rid))
+    {
+        return vec![Part { route, rows: rids.len() as u32, body: batch.shared().clone() }];
+    }
+    let keyed = (0..).zip(rids).filter(|(_, rid)| wanted(**rid)).map(|(row, rid)| (Rid(*rid).route().into(), row));
+    let groups = Groups::of(keyed, rids.len());
+    // All bodies are put together at the same place and then copied to vectors that just hold them.
+    let most = groups.iter().map(|(_, rows)| rows.len()).max().unwrap_or(0);
+    let mut body = Pack::with_room(gather::share(batch, most));
+    let part = |(key, rows): (u32, &[u32])| {
+        body.clear();
+        gather::gather_to(batch, rows, &mut body);
+        Part { route: Route::from(key), rows: rows.len() as u32, body: Arc::new(body.as_slice().to_vec()) }
+    };
+    groups.iter().map(part).collect()
+}
+
+/// The route that all ids have; none if there are several or no ids.
+fn common_route(rids: &[u64]) -> Option<Route> {
+    let route = Rid(*rids.first()?).route();
+    rids.iter().all(|rid| Rid(*rid).route() == route).then_some(route)
 }
 
 /// Split by the names in the column `http_worker_ipcs`, for callers that route by name.
@@ -50,42 +65,24 @@ pub fn split_rows_by_worker(batch: &ScannedBatch, wanted: impl Fn(u64) -> bool) 
 pub fn split_by_name(batch: &ScannedBatch) -> Result<Vec<(String, Vec<u8>)>, WireError> {
     const COLUMN: &str = "http_worker_ipcs";
     let column = batch.column(COLUMN).unwrap_or_default();
-    let mut names = Vec::with_capacity(batch.rows());
+    let mut names: Vec<&str> = Vec::new();
+    let mut keys = HashMap::new();
+    let mut keyed = Vec::with_capacity(batch.rows());
     for row in 0..batch.rows() {
         let item = batch.element(column, row).ok_or_else(|| WireError::Column(COLUMN.to_owned()))?;
-        names.push((
-            gather::text(item).ok_or(WireError::Body { column: COLUMN, at: 0, what: "not a text" })?,
-            row as u32,
-        ));
+        let name = gather::text(item).ok_or(WireError::Body { column: COLUMN, at: 0, what: "not a text" })?;
+        let key = *keys.entry(name).or_insert_with(|| {
+            names.push(name);
+            names.len() as u32 - 1
+        });
+        keyed.push((key, row as u32));
     }
-    Ok(group(names).into_iter().map(|(name, rows)| (name.to_owned(), gather::gather(batch, &rows))).collect())
-}
-
-/// Rows by key, keys in the order of their first rows. Few keys are searched for in line, many by their hash.
-fn group<K: Copy + Eq + Hash>(rows: impl IntoIterator<Item = (K, u32)>) -> Vec<(K, Vec<u32>)> {
-    const FEW: usize = 16;
-    let mut groups: Vec<(K, Vec<u32>)> = Vec::new();
-    let mut places = HashMap::new();
-    for (key, row) in rows {
-        let place = if groups.len() <= FEW {
-            groups.iter().position(|(known, _)| *known == key)
-        } else {
-            if places.is_empty() {
-                places.extend(groups.iter().enumerate().map(|(place, (key, _))| (*key, place)));
-            }
-            places.get(&key).copied()
-        };
-        match place {
-            Some(place) => groups[place].1.push(row),
-            None => {
-                if !places.is_empty() {
-                    places.insert(key, groups.len());
-                }
-                groups.push((key, vec![row]));
-            }
-        }
-    }
-    groups
+    let groups = Groups::of(keyed.into_iter(), batch.rows());
+    Ok(names
+        .into_iter()
+        .zip(groups.iter())
+        .map(|(name, (_, rows))| (name.to_owned(), gather::gather(batch, rows)))
+        .collect())
 }
 
 #[cfg(test)]

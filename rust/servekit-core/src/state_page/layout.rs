@@ -1,10 +1,12 @@
 //! Where each word of a page lies: a header, a block for the control process, then one block per rank and one per HTTP
-//! worker.
+//! worker. A worker's block holds its own words, its histograms, and a few words for each rank that served it.
+
+use super::histogram::Histogram;
 
 /// First word of a page: "SVKSTATE".
 pub const MAGIC: u64 = u64::from_le_bytes(*b"SVKSTATE");
 /// Version of the layout; a page of another version is refused.
-pub const VERSION: u64 = 1;
+pub const VERSION: u64 = 2;
 /// Most threads of the control process whose beats are kept: router, fan-out and the detokenizer shards.
 pub const MAX_THREADS: usize = 64;
 /// Most workers or ranks that a page describes.
@@ -40,7 +42,7 @@ pub enum Control {
     InFlight = 2,
     /// Those of them that wait for a rank to become active.
     Waiting = 3,
-    /// Prompt tokens that were dispatched and not yet seen by their rank.
+    /// Prompt tokens that wait to be computed: for a rank, on their way to one, or there.
     QueuedTokens = 4,
     /// Frames dropped: malformed, unknown, duplicate or without a way on.
     Dropped = 5,
@@ -80,28 +82,66 @@ pub enum Rank {
     LastBeatNs = 9,
 }
 
-/// Words of an HTTP worker's block.
+/// Words of an HTTP worker's block. What is counted is counted over all lives of the worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
 pub enum Worker {
     /// Life of the worker's process, from 1.
     Epoch = 0,
-    /// Its process id.
+    /// Its process id, 0 when it has ended.
     Pid = 1,
     /// Requests that hold a place.
     OpenStreams = 2,
     /// Tokens that they reserved.
     ReservedTokens = 3,
-    /// Requests taken, ever.
-    Requests = 4,
-    /// Prompt tokens, ever.
-    PromptTokens = 5,
-    /// Generated tokens, ever.
-    GenerationTokens = 6,
-    /// Requests refused, ever.
-    Refused = 7,
-    /// Requests whose client went away, ever.
-    Aborted = 8,
+    /// Bytes in its cache of tokenized prefixes.
+    CacheBytes = 4,
+    /// Choices sent to the ranks.
+    Requests = 5,
+    /// Requests refused because the server was full or not ready.
+    Refused = 6,
+    /// Choices whose client went away.
+    Aborted = 7,
+    /// Choices that ended with a stop token or string.
+    Stopped = 8,
+    /// Choices that ended at their limit.
+    Exhausted = 9,
+    /// Choices that ended with an error.
+    Failed = 10,
+    /// Frames from or for another life.
+    Fenced = 11,
+    /// Frames that were no message, or of a kind that no worker handles.
+    Dropped = 12,
+    /// Times that numbers on the link from control were missing.
+    Gaps = 13,
+    /// Requests without the right key.
+    Unauthorized = 14,
+    /// Connections closed because their client sent too slowly, or nothing.
+    SlowSenders = 15,
+    /// Connections closed because their client did not read.
+    SlowReaders = 16,
+    /// Connections refused because there were too many.
+    Crowded = 17,
+    /// Texts that were looked up in the cache of tokenized prefixes.
+    CacheLookups = 18,
+    /// Those of them of which it knew a part.
+    CacheHits = 19,
+    /// Tokens of all texts that were looked up.
+    CacheTokens = 20,
+    /// Those of them that it knew.
+    CacheHitTokens = 21,
+}
+
+/// Words of a worker's block that it has for each rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(usize)]
+pub enum WorkerRank {
+    /// Tokens of prompts that the rank has begun to answer, each prompt of a request once.
+    PromptTokens = 0,
+    /// Those of them that the rank had cached.
+    CachedTokens = 1,
+    /// Tokens that it generated.
+    GenerationTokens = 2,
 }
 
 /// Names of the control block's words, in order.
@@ -120,23 +160,41 @@ pub const RANK_FIELDS: [&str; 10] = [
     "dispatched",
     "last_beat_ns",
 ];
-/// Names of a worker block's words, in order.
-pub const WORKER_FIELDS: [&str; 9] = [
+/// Names of a worker block's own words, in order.
+pub const WORKER_FIELDS: [&str; 22] = [
     "epoch",
     "pid",
     "open_streams",
     "reserved_tokens",
+    "cache_bytes",
     "requests",
-    "prompt_tokens",
-    "generation_tokens",
     "refused",
     "aborted",
+    "stopped",
+    "exhausted",
+    "failed",
+    "fenced",
+    "dropped",
+    "gaps",
+    "unauthorized",
+    "slow_senders",
+    "slow_readers",
+    "crowded",
+    "cache_lookups",
+    "cache_hits",
+    "cache_tokens",
+    "cache_hit_tokens",
 ];
+/// Names of the words that a worker block has for each rank, in order.
+pub const WORKER_RANK_FIELDS: [&str; 3] = ["prompt_tokens", "cached_tokens", "generation_tokens"];
 
 pub(super) const HEADER_WORDS: usize = 16;
 pub(super) const BEATS: usize = 16;
 const CONTROL_WORDS: usize = BEATS + MAX_THREADS;
-const BLOCK_WORDS: usize = 16;
+const RANK_WORDS: usize = 16;
+const OWN_WORDS: usize = 32;
+const HISTOGRAM_WORDS: usize = 32;
+const PER_RANK_WORDS: usize = 4;
 
 /// Where the blocks of a page lie, in words.
 #[derive(Clone, Copy, Debug)]
@@ -151,14 +209,35 @@ impl Layout {
     }
 
     pub(super) fn rank(self, index: usize) -> usize {
-        HEADER_WORDS + CONTROL_WORDS + index * BLOCK_WORDS
+        HEADER_WORDS + CONTROL_WORDS + index * RANK_WORDS
     }
 
     pub(super) fn worker(self, index: usize) -> usize {
-        self.rank(self.ranks) + index * BLOCK_WORDS
+        let each = OWN_WORDS + Histogram::ALL.len() * HISTOGRAM_WORDS + self.ranks * PER_RANK_WORDS;
+        self.rank(self.ranks) + index * each
+    }
+
+    /// The sum of a worker's histogram, then its counts.
+    pub(super) fn histogram(self, worker: usize, histogram: Histogram) -> usize {
+        self.worker(worker) + OWN_WORDS + histogram as usize * HISTOGRAM_WORDS
+    }
+
+    pub(super) fn worker_rank(self, worker: usize, rank: usize) -> usize {
+        self.worker(worker) + OWN_WORDS + Histogram::ALL.len() * HISTOGRAM_WORDS + rank * PER_RANK_WORDS
     }
 
     pub(super) fn words(self) -> usize {
         self.worker(self.workers)
     }
 }
+
+const _: () = {
+    assert!(WORKER_FIELDS.len() <= OWN_WORDS, "a worker's own words overlap its histograms");
+    assert!(WORKER_RANK_FIELDS.len() <= PER_RANK_WORDS, "a worker's words for two ranks overlap");
+    assert!(RANK_FIELDS.len() <= RANK_WORDS && CONTROL_FIELDS.len() <= BEATS, "blocks overlap");
+    let mut i = 0;
+    while i < Histogram::ALL.len() {
+        assert!(Histogram::ALL[i].bounds().len() + 2 <= HISTOGRAM_WORDS, "two histograms overlap");
+        i += 1;
+    }
+};

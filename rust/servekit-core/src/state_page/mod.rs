@@ -4,7 +4,10 @@
 //! moment, and nothing here needs them to. The layout is a header, a block for the control process, then one block per
 //! rank and one per HTTP worker; `Layout` says where each lies.
 
+mod histogram;
 mod layout;
+#[cfg(test)]
+mod tests;
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -14,9 +17,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use memmap2::{MmapOptions, MmapRaw};
 
+pub use histogram::{Counted, Histogram};
 use layout::{BEATS, HEADER_WORDS, Layout};
 pub use layout::{
-    CONTROL_FIELDS, Control, Header, MAGIC, MAX_SLOTS, MAX_THREADS, RANK_FIELDS, Rank, VERSION, WORKER_FIELDS, Worker,
+    CONTROL_FIELDS, Control, Header, MAGIC, MAX_SLOTS, MAX_THREADS, RANK_FIELDS, Rank, VERSION, WORKER_FIELDS,
+    WORKER_RANK_FIELDS, Worker, WorkerRank,
 };
 
 /// A page that can't be made or opened.
@@ -184,12 +189,66 @@ impl StatePage {
         }
     }
 
+    /// Adds to a word that a worker has for a rank; that worker only.
+    pub fn worker_rank_add(&self, index: usize, rank: usize, field: WorkerRank, delta: u64) {
+        if index < self.layout.workers && rank < self.layout.ranks {
+            self.count(self.layout.worker_rank(index, rank) + field as usize, delta);
+        }
+    }
+
+    /// Counts `times` values of as many seconds each in a worker's histogram; that worker only.
+    ///
+    /// What is no number or below 0 counts as 0.
+    pub fn observe(&self, index: usize, histogram: Histogram, seconds: f64, times: u64) {
+        if index < self.layout.workers {
+            let seconds = seconds.max(0.0);
+            let bucket = histogram.bounds().partition_point(|bound| *bound < seconds);
+            let base = self.layout.histogram(index, histogram);
+            // Casts from floats saturate.
+            self.count(base, ((seconds * 1e9) as u64).saturating_mul(times));
+            self.count(base + 1 + bucket, times);
+        }
+    }
+
+    /// What all workers counted in a histogram, dead ones included.
+    pub fn counted(&self, histogram: Histogram) -> Counted {
+        let mut all = Counted { counts: vec![0; histogram.bounds().len() + 1], sum_s: 0.0 };
+        for worker in 0..self.layout.workers {
+            let base = self.layout.histogram(worker, histogram);
+            all.sum_s += self.get(base) as f64 / 1e9;
+            for (bucket, count) in all.counts.iter_mut().enumerate() {
+                *count += self.get(base + 1 + bucket);
+            }
+        }
+        all
+    }
+
+    /// The words that workers have for a rank, summed over all workers, in the order of `WORKER_RANK_FIELDS`.
+    pub fn rank_totals(&self, rank: usize) -> [u64; WORKER_RANK_FIELDS.len()] {
+        let mut all = [0; WORKER_RANK_FIELDS.len()];
+        if rank < self.layout.ranks {
+            for worker in 0..self.layout.workers {
+                let base = self.layout.worker_rank(worker, rank);
+                for (at, total) in all.iter_mut().enumerate() {
+                    *total += self.get(base + at);
+                }
+            }
+        }
+        all
+    }
+
+    /// Notes that a worker's process has ended: it holds nothing, what it counted stays. Main only, which has reaped it.
+    pub fn end_worker(&self, index: usize) {
+        self.start_worker(index, self.worker(index, Worker::Epoch), 0);
+    }
+
     /// Starts a new life of a worker's block: what it held is gone, what it counted stays.
     pub fn start_worker(&self, index: usize, epoch: u64, pid: u64) {
         if index < self.layout.workers {
             let base = self.layout.worker(index);
             self.set(base + Worker::OpenStreams as usize, 0);
             self.set(base + Worker::ReservedTokens as usize, 0);
+            self.set(base + Worker::CacheBytes as usize, 0);
             self.set(base + Worker::Epoch as usize, epoch);
             self.set(base + Worker::Pid as usize, pid);
         }
@@ -265,6 +324,12 @@ impl StatePage {
         // touch it through atomics only; nobody shrinks the file (only `create` sets its length).
         let page = unsafe { std::slice::from_raw_parts(self.map.as_ptr().cast::<AtomicU64>(), words) };
         &page[index]
+    }
+
+    /// Adds to a word whose one writer this process is.
+    fn count(&self, index: usize, delta: u64) {
+        let word = self.word(index);
+        word.store(word.load(Ordering::Relaxed).wrapping_add(delta), Ordering::Relaxed);
     }
 
     fn get(&self, index: usize) -> u64 {

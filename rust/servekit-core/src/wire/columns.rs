@@ -3,7 +3,7 @@
 use super::column::{Carry, Column, ColumnKind, column};
 
 /// Hash of all message definitions, as HELLO carries it.
-pub const SCHEMA: u64 = 0x3bc3_6073_8d64_095d;
+pub const SCHEMA: u64 = 0x2d32_ad9f_50ba_a12b;
 
 /// `BatchTokenIDOutput`.
 pub mod batch_token_id {

@@ -74,6 +74,8 @@ kinds! {
     GetState = 53,
     /// `ActiveRanksOutput`.
     ActiveRanks = 54,
+    /// `AbortRequestsReq`.
+    AbortRequests = 55,
     /// `ControlReply`.
     ControlReply = 63,
     /// Reserved.

@@ -31,6 +31,11 @@ const FIXED: [u8; 256] = {
     table
 };
 
+/// Whole size of an item that begins with this byte; 0 where more must be read to know it.
+pub(crate) fn fixed_size(head: u8) -> usize {
+    usize::from(FIXED[usize::from(head)])
+}
+
 /// A place in msgpack bytes that moves forward item by item. Never reads beyond the end.
 #[derive(Clone, Copy)]
 pub(crate) struct Cursor<'a> {
@@ -76,12 +81,23 @@ impl<'a> Cursor<'a> {
     /// Pass one item, whatever it is.
     #[inline]
     pub(crate) fn skip(&mut self) -> Result<(), Broken> {
-        let size = usize::from(FIXED[usize::from(self.peek()?)]);
-        if size != 0 && size <= self.bytes.len() - self.at {
-            self.at += size;
-            return Ok(());
+        if self.skip_flat()? { Ok(()) } else { self.skip_nested(0) }
+    }
+
+    /// Pass one item if it is of the short and frequent kinds, which have nothing nested in them.
+    #[inline]
+    fn skip_flat(&mut self) -> Result<bool, Broken> {
+        let head = self.peek()?;
+        let size = match fixed_size(head) {
+            0 if matches!(head, 0xc4 | 0xd9) => self.bytes.get(self.at + 1).map_or(0, |len| 2 + usize::from(*len)),
+            size => size,
+        };
+        let end = self.at + size;
+        let flat = size != 0 && end <= self.bytes.len();
+        if flat {
+            self.at = end;
         }
-        self.skip_nested(0)
+        Ok(flat)
     }
 
     fn skip_nested(&mut self, depth: u32) -> Result<(), Broken> {
@@ -109,10 +125,7 @@ impl<'a> Cursor<'a> {
             return Err((start, "nested too deep"));
         }
         for _ in 0..children {
-            let size = usize::from(FIXED[usize::from(self.peek()?)]);
-            if size != 0 && size <= self.bytes.len() - self.at {
-                self.at += size;
-            } else {
+            if !self.skip_flat()? {
                 self.skip_nested(depth + 1)?;
             }
         }
@@ -206,12 +219,30 @@ impl<'a> Cursor<'a> {
     }
 }
 
-pub(crate) fn write_nil(out: &mut Vec<u8>) {
+/// What msgpack is written to.
+pub(crate) trait Sink {
+    fn push(&mut self, byte: u8);
+    fn append(&mut self, bytes: &[u8]);
+}
+
+impl Sink for Vec<u8> {
+    #[inline]
+    fn push(&mut self, byte: u8) {
+        self.push(byte);
+    }
+
+    #[inline]
+    fn append(&mut self, bytes: &[u8]) {
+        self.extend_from_slice(bytes);
+    }
+}
+
+pub(crate) fn write_nil(out: &mut impl Sink) {
     out.push(NIL);
 }
 
 /// Head of an array; lengths beyond u32 can't come up, for bodies are read with 32-bit offsets.
-pub(crate) fn write_array(out: &mut Vec<u8>, len: usize) {
+pub(crate) fn write_array(out: &mut impl Sink, len: usize) {
     match len {
         0..=15 => out.push(0x90 | len as u8),
         16..=0xffff => write_sized(out, 0xdc, len, 2),
@@ -219,7 +250,7 @@ pub(crate) fn write_array(out: &mut Vec<u8>, len: usize) {
     }
 }
 
-pub(crate) fn write_map(out: &mut Vec<u8>, len: usize) {
+pub(crate) fn write_map(out: &mut impl Sink, len: usize) {
     match len {
         0..=15 => out.push(0x80 | len as u8),
         16..=0xffff => write_sized(out, 0xde, len, 2),
@@ -227,22 +258,22 @@ pub(crate) fn write_map(out: &mut Vec<u8>, len: usize) {
     }
 }
 
-pub(crate) fn write_str(out: &mut Vec<u8>, text: &[u8]) {
+pub(crate) fn write_str(out: &mut impl Sink, text: &[u8]) {
     match text.len() {
         len @ 0..=31 => out.push(0xa0 | len as u8),
         len @ 32..=0xff => write_sized(out, 0xd9, len, 1),
         len @ 0x100..=0xffff => write_sized(out, 0xda, len, 2),
         len => write_sized(out, 0xdb, len, 4),
     }
-    out.extend_from_slice(text);
+    out.append(text);
 }
 
-pub(crate) fn write_bin(out: &mut Vec<u8>, data: &[u8]) {
+pub(crate) fn write_bin(out: &mut impl Sink, data: &[u8]) {
     write_bin_head(out, data.len());
-    out.extend_from_slice(data);
+    out.append(data);
 }
 
-pub(crate) fn write_bin_head(out: &mut Vec<u8>, len: usize) {
+pub(crate) fn write_bin_head(out: &mut impl Sink, len: usize) {
     match len {
         0..=0xff => write_sized(out, 0xc4, len, 1),
         0x100..=0xffff => write_sized(out, 0xc5, len, 2),
@@ -250,28 +281,29 @@ pub(crate) fn write_bin_head(out: &mut Vec<u8>, len: usize) {
     }
 }
 
-pub(crate) fn write_uint(out: &mut Vec<u8>, number: u64) {
+pub(crate) fn write_uint(out: &mut impl Sink, number: u64) {
     match number {
         0..=0x7f => out.push(number as u8),
-        0x80..=0xff => out.extend_from_slice(&[0xcc, number as u8]),
+        0x80..=0xff => out.append(&[0xcc, number as u8]),
         0x100..=0xffff => write_sized(out, 0xcd, number as usize, 2),
         0x1_0000..=0xffff_ffff => write_sized(out, 0xce, number as usize, 4),
         _ => write_sized(out, 0xcf, number as usize, 8),
     }
 }
 
-pub(crate) fn write_int(out: &mut Vec<u8>, number: i64) {
+pub(crate) fn write_int(out: &mut impl Sink, number: i64) {
     match u64::try_from(number) {
         Ok(number) => write_uint(out, number),
         Err(_) if number >= -32 => out.push(number as u8),
         Err(_) => {
             out.push(0xd3);
-            out.extend_from_slice(&number.to_be_bytes());
+            out.append(&number.to_be_bytes());
         }
     }
 }
 
-fn write_sized(out: &mut Vec<u8>, marker: u8, number: usize, bytes: usize) {
+/// A marker, then a number of that many bytes.
+fn write_sized(out: &mut impl Sink, marker: u8, number: usize, bytes: usize) {
     out.push(marker);
-    out.extend_from_slice(&(number as u64).to_be_bytes()[8 - bytes..]);
+    out.append(&(number as u64).to_be_bytes()[8 - bytes..]);
 }

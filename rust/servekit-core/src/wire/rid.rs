@@ -27,9 +27,9 @@ impl Rid {
     }
 
     /// Where answers go.
+    #[inline]
     pub fn route(self) -> Route {
-        let bits = self.0 >> COUNTER_BITS;
-        Route { worker: (bits >> EPOCH_BITS) as u16, epoch: (bits & 0xfff) as u16 }
+        Route::from((self.0 >> COUNTER_BITS) as u32)
     }
 }
 
@@ -52,6 +52,21 @@ pub struct Route {
     pub worker: u16,
     /// Low 12 bits of its epoch.
     pub epoch: u16,
+}
+
+impl From<u32> for Route {
+    /// From its number: worker, then epoch, 12 bits each.
+    #[inline]
+    fn from(number: u32) -> Self {
+        Self { worker: (number >> EPOCH_BITS) as u16, epoch: (number & 0xfff) as u16 }
+    }
+}
+
+impl From<Route> for u32 {
+    #[inline]
+    fn from(route: Route) -> Self {
+        Self::from(route.worker) << EPOCH_BITS | Self::from(route.epoch)
+    }
 }
 
 impl fmt::Display for Route {

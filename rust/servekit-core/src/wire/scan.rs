@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use super::column::{Column, ColumnKind};
 use super::columns::{batch_embedding, batch_str, batch_token_id};
+use super::lists::{Lists, Places};
 use super::msgpack::{Broken, Cursor};
 use super::{Kind, SharedBytes, WireError};
 
@@ -20,14 +21,6 @@ pub enum FinishType {
     Error,
     /// One that this build does not know.
     Other,
-}
-
-/// Consecutive items of the body: element i is `offsets[first + i]..offsets[first + i + 1]`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Lists {
-    first: usize,
-    /// Items there; up to the batch's rows.
-    pub(crate) len: usize,
 }
 
 /// A tensor whose first dimension is the batch's rows.
@@ -50,7 +43,7 @@ pub(crate) enum Cells {
     List(Lists),
     /// Key, as an item, and its list.
     Dict(Vec<(Range<usize>, Lists)>),
-    Stacked(Tensor),
+    Stacked(Box<Tensor>),
     Shared(Range<usize>),
 }
 
@@ -73,7 +66,7 @@ impl ScannedBatch {
     pub fn parse(kind: Kind, bytes: SharedBytes) -> Result<Self, WireError> {
         let columns = columns_of(kind).ok_or(WireError::Kind(kind as u16))?;
         let body = (*bytes).as_ref();
-        let mut scan = Scan { cursor: Cursor::new(body), offsets: Vec::with_capacity(64), rows: 0 };
+        let mut scan = Scan { cursor: Cursor::new(body), offsets: Vec::new(), rows: 0 };
         let (rids, cells) =
             scan.body(columns, tag_of(kind)).map_err(|(column, (at, what))| WireError::Body { column, at, what })?;
         let offsets = scan.offsets;
@@ -104,9 +97,10 @@ impl ScannedBatch {
     }
 
     /// Whether the row ends its request.
+    #[inline]
     pub fn finished(&self, row: usize) -> bool {
         // `finished_reasons` stands at the same place in every kind.
-        self.element(batch_token_id::FINISHED_REASONS, row).is_some_and(|item| item != [0xc0])
+        self.element(batch_token_id::FINISHED_REASONS, row).is_some_and(|item| item.first() != Some(&0xc0))
     }
 
     /// How the row ends its request, if it does.
@@ -124,6 +118,7 @@ impl ScannedBatch {
     }
 
     /// Bytes of the element of a column of one item a row; None if the column is absent, shorter or of another shape.
+    #[inline]
     pub fn element(&self, column: usize, row: usize) -> Option<&[u8]> {
         match self.cells.get(column) {
             Some(Cells::List(list)) if row < list.len => Some(&self.body()[self.range(*list, row)]),
@@ -161,13 +156,25 @@ impl ScannedBatch {
     }
 
     /// Where an element of a list lies in the body.
+    #[inline]
     pub(crate) fn range(&self, list: Lists, row: usize) -> Range<usize> {
-        self.offsets[list.first + row] as usize..self.offsets[list.first + row + 1] as usize
+        match list.places {
+            Places::Even { start, size } => start + size * row..start + size * (row + 1),
+            Places::Same { start } => start + row..start + row + 1,
+            Places::Mixed { .. } => {
+                let bounds = self.bounds(list);
+                bounds[row] as usize..bounds[row + 1] as usize
+            }
+        }
     }
 
-    /// Where each element of a list starts, and where the last one ends.
+    /// Of a list whose items differ in size: where each starts, and where the last one ends.
+    #[inline]
     pub(crate) fn bounds(&self, list: Lists) -> &[u32] {
-        &self.offsets[list.first..=list.first + list.len]
+        match list.places {
+            Places::Even { .. } | Places::Same { .. } => &[],
+            Places::Mixed { first } => &self.offsets[first..=first + list.len],
+        }
     }
 }
 
@@ -218,9 +225,9 @@ impl Scan<'_> {
         if fields < 2 || fields - 1 > columns.len() {
             return Err(outside((0, "number of columns")));
         }
-        let rids = self.rids().map_err(|broken| ("rids", broken))?;
+        let (rids, list) = self.rids().map_err(|broken| ("rids", broken))?;
         let mut cells = Vec::with_capacity(fields - 1);
-        cells.push(Cells::List(Lists { first: 0, len: self.rows }));
+        cells.push(Cells::List(list));
         for column in &columns[1..fields - 1] {
             let cell = self.column(column).map_err(|broken| (column.name, broken))?;
             cells.push(cell);
@@ -231,16 +238,18 @@ impl Scan<'_> {
         Ok((rids, cells))
     }
 
-    fn rids(&mut self) -> Result<Vec<u64>, Broken> {
+    fn rids(&mut self) -> Result<(Vec<u64>, Lists), Broken> {
         self.rows = self.cursor.array()?;
-        let mut rids = Vec::with_capacity(self.rows);
-        self.offsets.reserve(self.rows + 1);
-        for _ in 0..self.rows {
-            self.offsets.push(self.cursor.at as u32);
-            rids.push(self.cursor.uint()?);
+        let start = self.cursor.at;
+        let list = self.list(self.rows)?;
+        let (items, _) = self.cursor.bytes[start..self.cursor.at].as_chunks::<9>();
+        if list.places == (Places::Even { start, size: 9 }) && items.iter().all(|item| item[0] == 0xcf) {
+            let rid = |[_, number @ ..]: &[u8; 9]| u64::from_be_bytes(*number);
+            return Ok((items.iter().map(rid).collect(), list));
         }
-        self.offsets.push(self.cursor.at as u32);
-        Ok(rids)
+        let mut cursor = Cursor { at: start, ..self.cursor };
+        let rids = (0..self.rows).map(|_| cursor.uint()).collect::<Result<_, _>>()?;
+        Ok((rids, list))
     }
 
     fn column(&mut self, column: &Column) -> Result<Cells, Broken> {
@@ -267,9 +276,10 @@ impl Scan<'_> {
                 if !fits {
                     return wrong;
                 }
+                let start = self.cursor.at;
                 let list = self.list(len)?;
                 if column.name == "finished_reasons" {
-                    self.check_reasons(list)?;
+                    self.check_reasons(start, list)?;
                 }
                 Ok(Cells::List(list))
             }
@@ -278,25 +288,24 @@ impl Scan<'_> {
 
     /// Pass the items of a list whose head is read.
     fn list(&mut self, len: usize) -> Result<Lists, Broken> {
-        let list = Lists { first: self.offsets.len(), len };
-        self.offsets.reserve(len + 1);
-        for _ in 0..len {
-            self.offsets.push(self.cursor.at as u32);
-            self.cursor.skip()?;
-        }
-        self.offsets.push(self.cursor.at as u32);
-        Ok(list)
+        Lists::scan(&mut self.cursor, len, &mut self.offsets)
     }
 
     /// A reason is nil or an array that starts with a text: readers of the row rely on it.
-    fn check_reasons(&self, list: Lists) -> Result<(), Broken> {
-        for &at in &self.offsets[list.first..list.first + list.len] {
-            let mut cursor = Cursor { at: at as usize, ..self.cursor };
-            if !cursor.nil()? {
-                if cursor.array()? == 0 {
-                    return Err((at as usize, "reason without a type"));
+    fn check_reasons(&self, start: usize, list: Lists) -> Result<(), Broken> {
+        let mut cursor = Cursor { at: start, ..self.cursor };
+        if cursor.bytes[start..self.cursor.at].iter().all(|head| *head == 0xc0) {
+            return Ok(());
+        }
+        for _ in 0..list.len {
+            let start = cursor.at;
+            let mut item = cursor;
+            cursor.skip()?;
+            if !item.nil()? {
+                if item.array()? == 0 {
+                    return Err((start, "reason without a type"));
                 }
-                cursor.str()?;
+                item.str()?;
             }
         }
         Ok(())
@@ -357,7 +366,7 @@ impl Scan<'_> {
         if rows != self.rows as u64 {
             return Err((start, "length differs from the batch's"));
         }
-        Ok(Cells::Stacked(Tensor { dtype, shape: rest.to_vec(), data: data.start, stride: stride as usize }))
+        Ok(Cells::Stacked(Box::new(Tensor { dtype, shape: rest.to_vec(), data: data.start, stride: stride as usize })))
     }
 }
 

@@ -46,7 +46,9 @@ impl World {
                 stream: !self.random.once_in(4),
                 group: (choices > 1).then_some(Group { id, index, size: choices, prompt: 0 }),
                 room,
+                prefixes: self.prefixes(),
                 text: if self.random.once_in(40) { Err("truncated".to_owned()) } else { Ok(text) },
+                bytes: self.random.between(100, 40_000) as usize,
                 frame: rid.0,
             };
             self.send_up(Side::Worker, number, Up::Request(request));
@@ -55,6 +57,12 @@ impl World {
                 self.after(delay, What::ClientGone { rid });
             }
         }
+    }
+
+    /// Names of the prefixes of a prompt: a few beginnings that many share.
+    fn prefixes(&mut self) -> Vec<u64> {
+        let (family, length) = (self.random.below(4), self.random.below(6));
+        (0..length).map(|chunk| (family * 100 + chunk).wrapping_mul(0x9E37_79B9_7F4A_7C15)).collect()
     }
 
     pub(crate) fn at_worker(&mut self, route: Route, link: Link, message: Down) {
@@ -72,10 +80,14 @@ impl World {
             }
             Verdict::Take => {}
         }
-        if let Down::Text(body) = message {
-            for row in bodies::text_rows(&body).into_iter().filter(|row| row.ended) {
-                self.workers[number].live.remove(&row.rid);
+        match message {
+            Down::Text(body) => {
+                for row in bodies::text_rows(&body).into_iter().filter(|row| row.ended) {
+                    self.workers[number].live.remove(&row.rid);
+                }
             }
+            Down::Ask(id) => self.send_up(Side::Worker, number, Up::Reply(id)),
+            _ => {}
         }
     }
 

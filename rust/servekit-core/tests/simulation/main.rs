@@ -8,7 +8,9 @@ mod behaviour;
 mod bodies;
 mod ledger;
 mod peers;
+mod policies;
 mod random;
+mod serving;
 mod world;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use servekit_core::detok::{Shard, ShardOutput, shard_of};
 use servekit_core::dispatch::LoadBalanceMethod;
-use servekit_core::router::{Action, Core, CoreConfig, Event, Peer, Request, Rows, Side};
+use servekit_core::log::Level;
+use servekit_core::router::{Action, Ask, Core, CoreConfig, Event, Peer, Request, Rows, Side};
 use servekit_core::wire::{Load, Rid, Route, ScannedBatch};
 
 use super::bodies::{VOCABULARY, text_rows};
@@ -18,6 +19,8 @@ use super::random::Random;
 pub(crate) const MS: u64 = 1_000_000;
 const SCHEMA: u64 = 99;
 const MAX_QUEUED: usize = 8;
+const MAX_QUEUED_TOKENS: u64 = 10_000;
+const RESUME_MEMORY: usize = 100_000;
 
 /// How hard a life is; each number is "once in so many", 0 for never.
 #[derive(Clone, Copy, Debug)]
@@ -366,8 +369,11 @@ impl World {
             Up::Hello => self.tell(Event::Hello { side, from, schema: SCHEMA, name: "simulated".to_owned() }, None),
             Up::Request(request) => self.tell(Event::Request { from, request }, None),
             Up::Abort(rid) => self.tell(Event::Abort { from, rid }, None),
-            Up::Ask(id) => self.tell(Event::Control { from, id, state: true, frame: id.0 }, None),
-            Up::Reply(id) => self.tell(Event::Reply { from, id }, None),
+            Up::Ask(id) => {
+                let ask = if id.0 % 2 == 0 { Ask::State } else { Ask::LogLevel(Level::Info) };
+                self.tell(Event::Control { from, id, ask, frame: id.0 }, None);
+            }
+            Up::Reply(id) => self.tell(Event::Reply { side, from, id, frame: id.0 }, None),
             Up::Mask(active) => self.tell(Event::ActiveRanks { from, active }, None),
             Up::Batch { last_dispatch, load, body } => {
                 let rows: &dyn Rows = match &body {
@@ -420,10 +426,11 @@ impl World {
                 self.send_to_rank(rank, receiver_epoch, Down::Request { rid, dispatch });
             }
             Action::Abort { rid, rank, receiver_epoch } => self.send_to_rank(rank, receiver_epoch, Down::Abort(rid)),
-            Action::Control { ranks, frame } => {
+            Action::Control { ranks, workers, frame } => {
+                workers.into_iter().for_each(|route| self.send_to_worker(route, Down::Ask(Rid(frame))));
                 ranks.into_iter().for_each(|(rank, epoch)| self.send_to_rank(rank, epoch, Down::Ask(Rid(frame))));
             }
-            Action::Answer { id, .. } | Action::Forward { id } => self.send_to_worker(id.route(), Down::Answer),
+            Action::Answer { id, .. } | Action::Forward { id, .. } => self.send_to_worker(id.route(), Down::Answer),
             Action::Deliver => {
                 let (rank, batch) = batch.expect("a batch to deliver");
                 for shard in &mut self.shards {
@@ -440,7 +447,7 @@ impl World {
                 self.greeted.insert(route, (receiver_epoch, 0));
                 self.send_to_worker(route, Down::Hello);
             }
-            Action::Acknowledge { .. } | Action::ForgetRank { .. } | Action::Log(..) => {}
+            Action::Acknowledge { .. } | Action::SetLogLevel(_) | Action::ForgetRank { .. } | Action::Log(..) => {}
             Action::ForgetWorker { worker } => self.greeted.retain(|route, _| usize::from(route.worker) != worker),
             Action::Fatal(reason) => panic!("fatal: {reason}"),
         }
@@ -476,12 +483,14 @@ impl World {
             assert!(unseen <= rank.in_flight as u64, "{unseen} dispatches are booked, {} live", rank.in_flight);
             assert!(unseen > 0 || budget.unseen_tokens() == 0, "tokens of no dispatch are booked");
         }
+        assert!(core.kept_bytes() <= RESUME_MEMORY, "{} bytes of frames are kept", core.kept_bytes());
     }
 
     /// What holds when all is over: nothing is left anywhere.
     pub(crate) fn assert_over(&self) {
         self.ledger.assert_ended(self.control);
         assert_eq!((self.core.in_flight(), self.core.waiting()), (0, 0));
+        assert_eq!((self.core.queued_tokens(), self.core.kept_bytes()), (0, 0));
         for (number, budget) in self.core.budget().ranks().iter().enumerate() {
             assert_eq!((budget.requests(), budget.tokens()), (0, 0), "rank {number} is charged with something");
         }
@@ -519,5 +528,7 @@ fn core(epoch: u32, method: LoadBalanceMethod, rank_epochs: Vec<u32>, worker_epo
         worker_epochs,
         rank_wait: Duration::from_secs(30),
         max_queued: MAX_QUEUED,
+        max_queued_tokens: MAX_QUEUED_TOKENS,
+        resume_memory: RESUME_MEMORY,
     })
 }

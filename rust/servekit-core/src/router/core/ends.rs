@@ -1,22 +1,26 @@
 //! A request's ends, all of which free what it was charged with.
 
-use super::super::event::{Action, Peer, Side};
+use super::super::event::{Action, Peer, Share, Side};
 use super::requests::open;
 use super::{Actions, Core, Place, Refusal, at_rank};
 use crate::wire::Rid;
 
-impl<F> Core<F> {
+impl<F: Share> Core<F> {
     /// Forgets a request with all that it was charged with, and returns where it was.
     pub(super) fn remove(&mut self, rid: Rid) -> Option<Place<F>> {
-        let place = self.table.remove(&rid)?;
-        match &place {
+        let mut place = self.table.remove(&rid)?;
+        match &mut place {
             Place::Waiting { request, .. } => {
+                self.leave_room(rid, request.room);
                 self.waiting.retain(|waiting| *waiting != rid);
+                self.waiting_tokens -= u64::from(request.tokens);
                 if let Some(group) = &request.group {
                     self.groups.settle(rid, group, None);
                 }
             }
-            Place::Rank { rank, dispatch, .. } => {
+            Place::Rank { rank, dispatch, kept, room, .. } => {
+                self.keeper.release(kept.take());
+                self.leave_room(rid, *room);
                 self.budget.release(*rank, *dispatch);
                 self.ranks[*rank].in_flight = self.ranks[*rank].in_flight.saturating_sub(1);
             }

@@ -1,12 +1,12 @@
 //! Which frames count, and the greeting that opens a link.
 
-use super::super::event::{Action, Nanos, Peer, Side};
+use super::super::event::{Action, Nanos, Peer, Share, Side};
 use super::super::link::{Link, Verdict};
 use super::{Actions, Core, word};
 use crate::log::Level;
 use crate::wire::Rid;
 
-impl<F> Core<F> {
+impl<F: Share> Core<F> {
     pub(super) fn links(&mut self, side: Side) -> &mut Vec<Link> {
         match side {
             Side::Worker => &mut self.worker_links,

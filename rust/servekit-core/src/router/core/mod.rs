@@ -4,7 +4,9 @@
 //! left it had exactly one `Fail`, or a finished row of its rank; each booked dispatch belongs to a request in the table
 //! or is covered by its rank's next report.
 
+mod control;
 mod ends;
+mod kept;
 mod links;
 mod peers;
 mod requests;
@@ -12,13 +14,14 @@ mod requests;
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
 
-use super::event::{Action, Event, Nanos, Request, Side};
+use super::event::{Action, Event, Nanos, Request, Share, Side};
 use super::groups::Groups;
 use super::link::Link;
 use crate::dispatch::{DpBudget, LoadBalanceMethod};
 use crate::log::Level;
 use crate::stats::Counters;
 use crate::wire::{Load, Rid, Route};
+use kept::{Keeper, Kept};
 
 /// Settings that hold for the life of a router.
 #[derive(Clone, Debug)]
@@ -37,13 +40,17 @@ pub struct CoreConfig {
     pub rank_wait: Duration,
     /// Most requests beyond those that the active ranks run at once.
     pub max_queued: usize,
+    /// Most prompt tokens that wait to be computed; a prompt alone may be longer.
+    pub max_queued_tokens: u64,
+    /// Most bytes of requests' frames that are kept until their requests end, so that they could be sent once more.
+    pub resume_memory: usize,
 }
 
 /// Where a request is.
 #[derive(Debug)]
 enum Place<F> {
     Waiting { since: Nanos, request: Box<Request<F>> },
-    Rank { rank: usize, dispatch: u64, aborted: bool },
+    Rank { rank: usize, dispatch: u64, aborted: bool, room: Option<u64>, kept: Option<Kept<F>> },
 }
 
 /// One rank, beside its budget.
@@ -80,7 +87,16 @@ pub struct Core<F> {
     rank_links: Vec<Link>,
     worker_links: Vec<Link>,
     table: HashMap<Rid, Place<F>>,
+    /// Bootstrap rooms of the requests in the table.
+    rooms: HashMap<u64, Rid>,
     waiting: VecDeque<Rid>,
+    /// Prompt tokens of those that wait.
+    waiting_tokens: u64,
+    /// Prompt tokens that the ranks have seen and not computed, as they last said.
+    pending_tokens: u64,
+    /// Requests that the active ranks run at once.
+    running: usize,
+    keeper: Keeper,
     groups: Groups,
     counters: Counters,
     /// Why no further request is taken, once none is.
@@ -93,7 +109,7 @@ type Actions<F> = Vec<Action<F>>;
 /// Status and line of a refusal.
 type Refusal = (u16, String);
 
-impl<F> Core<F> {
+impl<F: Share> Core<F> {
     /// A router whose ranks are all still to come.
     pub fn new(config: CoreConfig) -> Self {
         let ranks = config.rank_epochs.len();
@@ -117,7 +133,12 @@ impl<F> Core<F> {
             rank_links: config.rank_epochs.iter().copied().map(Link::new).collect(),
             worker_links: config.worker_epochs.iter().copied().map(Link::new).collect(),
             table: HashMap::new(),
+            rooms: HashMap::new(),
             waiting: VecDeque::new(),
+            waiting_tokens: 0,
+            pending_tokens: 0,
+            running: 0,
+            keeper: Keeper::default(),
             groups: Groups::default(),
             counters: Counters::default(),
             closed: None,
@@ -138,14 +159,14 @@ impl<F> Core<F> {
                     actions.push(Action::Acknowledge { route, number });
                 }
             }
-            Event::Control { from, id, state, frame } => self.control(from, id, state, frame, actions),
+            Event::Control { from, id, ask, frame } => self.control(from, id, ask, frame, actions),
             Event::Batch { from, last_dispatch, load, rows } => {
                 self.batch(from, last_dispatch, load, rows, now, actions);
             }
-            Event::Reply { from, id } => {
-                if self.admit(Side::Rank, from, actions) {
+            Event::Reply { side, from, id, frame } => {
+                if self.admit(side, from, actions) {
                     self.counters.replies += 1;
-                    actions.push(Action::Forward { id });
+                    actions.push(Action::Forward { id, frame });
                 }
             }
             Event::ActiveRanks { from, active } => {
@@ -208,9 +229,24 @@ impl<F> Core<F> {
         self.waiting.len()
     }
 
+    /// Prompt tokens that wait to be computed: for a rank, on their way to one, or there.
+    pub fn queued_tokens(&self) -> u64 {
+        self.waiting_tokens.saturating_add(self.budget.unseen_tokens()).saturating_add(self.pending_tokens)
+    }
+
+    /// Bytes of requests' frames that are kept.
+    pub fn kept_bytes(&self) -> usize {
+        self.keeper.bytes()
+    }
+
     /// Groups of which members are still to come.
     pub fn open_groups(&self) -> usize {
         self.groups.len()
+    }
+
+    /// Bootstrap rooms that a request is in.
+    pub fn rooms(&self) -> usize {
+        self.rooms.len()
     }
 
     /// What was counted.

@@ -1,13 +1,13 @@
 //! What ranks and workers do, and what becomes of them.
 
-use super::super::event::{Action, Nanos, Peer, Rows, Side};
+use super::super::event::{Action, Nanos, Peer, Rows, Share, Side};
 use super::super::groups::life;
 use super::{Actions, Core, at_rank, life_of};
 use crate::dispatch::Report;
 use crate::log::Level;
-use crate::wire::{Load, Rid, Route};
+use crate::wire::{Load, Route};
 
-impl<F> Core<F> {
+impl<F: Share> Core<F> {
     pub(super) fn batch(
         &mut self,
         from: Peer,
@@ -23,7 +23,7 @@ impl<F> Core<F> {
         let rank = usize::from(from.number);
         self.ranks[rank].seen = now;
         if let Some(load) = load {
-            self.ranks[rank].load = load;
+            self.set_load(rank, load);
             let report = Report {
                 last_dispatch,
                 requests: u64::from(load.running).saturating_add(u64::from(load.waiting)),
@@ -57,6 +57,11 @@ impl<F> Core<F> {
         self.fail_where(&refusal, actions, |_, place| at_rank(place, rank));
     }
 
+    fn set_load(&mut self, rank: usize, load: Load) {
+        let before = std::mem::replace(&mut self.ranks[rank].load, load).pending_tokens;
+        self.pending_tokens = self.pending_tokens.saturating_sub(before).saturating_add(load.pending_tokens);
+    }
+
     /// Supervision takes a life of a rank as ready.
     pub(super) fn rank_up(
         &mut self,
@@ -68,6 +73,7 @@ impl<F> Core<F> {
     ) {
         let (Some(view), Some(link)) = (self.ranks.get_mut(rank), self.rank_links.get(rank)) else { return };
         (view.told, view.max_running) = (epoch.unwrap_or(link.epoch), max_running);
+        self.count_running();
         self.refresh_rank(rank, now, actions);
     }
 
@@ -92,7 +98,7 @@ impl<F> Core<F> {
         self.refresh_rank(rank, now, actions);
         self.fail_where(&refusal, actions, |_, place| at_rank(place, rank));
         self.budget.reset(rank);
-        self.ranks[rank].load = Load::default();
+        self.set_load(rank, Load::default());
         actions.push(Action::ForgetRank { rank });
     }
 
@@ -104,6 +110,7 @@ impl<F> Core<F> {
             return;
         }
         self.budget.set_active(rank, active);
+        self.count_running();
         let (level, text) = if active { (Level::Info, "active") } else { (Level::Warning, "not active") };
         actions.push(Action::Log(level, format!("rank {rank} is {text}")));
         if active {
@@ -131,17 +138,5 @@ impl<F> Core<F> {
         let life_number = life_of(usize::from(route.worker), u32::from(route.epoch));
         let refusal = (503, "the HTTP worker reads too slowly".to_owned());
         self.fail_where(&refusal, actions, |rid, _| life(rid) == life_number);
-    }
-
-    pub(super) fn control(&mut self, from: Peer, id: Rid, state: bool, frame: F, actions: &mut Actions<F>) {
-        if !self.admit(Side::Worker, from, actions) || !self.own_id(from, id, actions) {
-            return;
-        }
-        self.counters.control += 1;
-        let asked: Vec<usize> = (0..self.ranks.len()).filter(|&rank| self.budget.ranks()[rank].active()).collect();
-        let ranks = asked.iter().map(|&rank| (rank, self.ranks[rank].epoch)).collect();
-        // The answer that names the ranks goes first, so that theirs are expected.
-        actions.push(Action::Answer { id, asked, state });
-        actions.push(Action::Control { ranks, frame });
     }
 }

@@ -1,11 +1,13 @@
 //! A request's way to a rank.
 
-use super::super::event::{Action, Nanos, Peer, Request, Side};
-use super::{Actions, Core, Place, Refusal};
-use crate::dispatch::{DispatchError, Dispatched, LoadBalanceMethod};
-use crate::wire::TextOptions;
+use std::collections::hash_map::Entry;
 
-impl<F> Core<F> {
+use super::super::event::{Action, Nanos, Peer, Request, Share, Side};
+use super::{Actions, Core, Place, Refusal};
+use crate::dispatch::{DispatchError, Dispatched, LoadBalanceMethod, Prompt};
+use crate::wire::{Rid, TextOptions};
+
+impl<F: Share> Core<F> {
     pub(super) fn request(&mut self, from: Peer, request: Request<F>, now: Nanos, actions: &mut Actions<F>) {
         let rid = request.rid;
         if !self.admit(Side::Worker, from, actions) || !self.own_id(from, rid, actions) {
@@ -19,29 +21,65 @@ impl<F> Core<F> {
         self.counters.requests += 1;
         let refusal = match &request.text {
             Err(reason) => Some((400, reason.clone())),
-            Ok(_) => self.full(),
+            Ok(_) => self.full(u64::from(request.tokens)).or_else(|| self.take_room(&request)),
         };
         if let Some(refusal) = refusal {
             self.refuse(request, refusal, actions);
         } else if let Some(request) = self.place(request, actions) {
-            self.waiting.push_back(rid);
-            self.table.insert(rid, Place::Waiting { since: now, request: Box::new(request) });
+            self.wait(request, now);
         }
     }
 
-    /// Why no further request can be taken now.
-    pub(super) fn full(&self) -> Option<Refusal> {
+    fn wait(&mut self, request: Request<F>, since: Nanos) {
+        self.waiting.push_back(request.rid);
+        self.waiting_tokens += u64::from(request.tokens);
+        self.table.insert(request.rid, Place::Waiting { since, request: Box::new(request) });
+    }
+
+    /// Why no further request of so many prompt tokens can be taken now.
+    pub(super) fn full(&self, tokens: u64) -> Option<Refusal> {
         if let Some(message) = &self.closed {
             return Some((503, message.clone()));
         }
+        if self.table.len() >= self.running.saturating_add(self.config.max_queued) {
+            return Some((503, format!("the server is busy: {} requests are in flight", self.table.len())));
+        }
+        let queued = self.queued_tokens();
+        // What no queue has room for is taken when nothing else waits: to wait longer would not help it.
+        (queued > 0 && queued.saturating_add(tokens) > self.config.max_queued_tokens)
+            .then(|| (503, format!("the server is busy: {queued} prompt tokens wait to be computed")))
+    }
+
+    /// Counts anew what the active ranks run at once: one of them has changed.
+    pub(super) fn count_running(&mut self) {
         let active = self.budget.ranks().iter().zip(&self.ranks).filter(|(budget, _)| budget.active());
-        let running: usize = active.map(|(_, rank)| rank.max_running).sum();
-        (self.table.len() >= running.saturating_add(self.config.max_queued))
-            .then(|| (503, format!("the server is busy: {} requests are in flight", self.table.len())))
+        self.running = active.map(|(_, rank)| rank.max_running).sum();
+    }
+
+    /// Notes which request is in a room; the refusal of one whose room is taken.
+    fn take_room(&mut self, request: &Request<F>) -> Option<Refusal> {
+        let room = request.room?;
+        match self.rooms.entry(room) {
+            Entry::Occupied(_) => Some((400, format!("bootstrap_room {room} is in use by a request in flight"))),
+            Entry::Vacant(entry) => {
+                entry.insert(request.rid);
+                None
+            }
+        }
+    }
+
+    /// Empties the room of a request, if that is its own.
+    pub(super) fn leave_room(&mut self, rid: Rid, room: Option<u64>) {
+        if let Some(room) = room
+            && self.rooms.get(&room) == Some(&rid)
+        {
+            self.rooms.remove(&room);
+        }
     }
 
     pub(super) fn refuse(&mut self, mut request: Request<F>, (status, message): Refusal, actions: &mut Actions<F>) {
         self.counters.refused += 1;
+        self.leave_room(request.rid, request.room);
         if let Some(group) = &request.group {
             self.groups.settle(request.rid, group, None);
         }
@@ -60,7 +98,8 @@ impl<F> Core<F> {
                 self.counters.dispatched += 1;
                 self.ranks[rank].in_flight += 1;
                 self.ranks[rank].dispatched += 1;
-                self.table.insert(rid, Place::Rank { rank, dispatch, aborted: false });
+                let kept = self.keep(&mut request);
+                self.table.insert(rid, Place::Rank { rank, dispatch, aborted: false, room: request.room, kept });
                 let receiver_epoch = self.ranks[rank].epoch;
                 actions.push(open(&mut request, Some(rank)));
                 actions.push(Action::Send { rid, rank, receiver_epoch, attempt: 1, dispatch, frame: request.frame });
@@ -83,28 +122,31 @@ impl<F> Core<F> {
     }
 
     pub(super) fn choose(&mut self, request: &Request<F>) -> Result<Dispatched, DispatchError> {
-        let tokens = u64::from(request.tokens);
-        if request.rank >= 0 {
-            return self.budget.credit(i64::from(request.rank), tokens);
-        }
         let method = self.config.method;
+        let mut prompt = Prompt { tokens: u64::from(request.tokens), room: request.room, prefixes: &[] };
+        if method == LoadBalanceMethod::CacheAware {
+            prompt.prefixes = &request.prefixes;
+        }
+        if request.rank >= 0 {
+            return self.budget.credit(i64::from(request.rank), prompt);
+        }
         if method != LoadBalanceMethod::FollowBootstrapRoom
             && let Some(group) = &request.group
             && let Some(rank) = self.groups.rank(request.rid, group)
-            && let Ok(dispatched) = self.budget.credit(rank as i64, tokens)
+            && let Ok(dispatched) = self.budget.credit(rank as i64, prompt)
         {
             return Ok(dispatched);
         }
-        self.budget.dispatch(method, tokens, request.room)
+        self.budget.dispatch(method, prompt)
     }
 
     pub(super) fn place_waiting(&mut self, actions: &mut Actions<F>) {
         for _ in 0..self.waiting.len() {
             let Some(rid) = self.waiting.pop_front() else { break };
             let Some(Place::Waiting { since, request }) = self.table.remove(&rid) else { continue };
+            self.waiting_tokens -= u64::from(request.tokens);
             if let Some(request) = self.place(*request, actions) {
-                self.table.insert(rid, Place::Waiting { since, request: Box::new(request) });
-                self.waiting.push_back(rid);
+                self.wait(request, since);
             }
         }
     }

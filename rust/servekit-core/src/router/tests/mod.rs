@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use super::*;
 use crate::dispatch::LoadBalanceMethod;
+use crate::log::Level;
 use crate::wire::{Group, Load, Rid, Route, TextOptions};
 
 const SECOND: Nanos = 1_000_000_000;
@@ -48,6 +49,8 @@ fn config(ranks: usize, workers: usize) -> CoreConfig {
         worker_epochs: vec![1; workers],
         rank_wait: Duration::from_secs(30),
         max_queued: 8,
+        max_queued_tokens: u64::MAX,
+        resume_memory: 100_000,
     }
 }
 
@@ -140,7 +143,9 @@ impl World {
             stream: true,
             group: None,
             room: None,
+            prefixes: Vec::new(),
             text: Ok(TextOptions::default()),
+            bytes: 100,
             frame: rid.0,
         };
         change(&mut request);
@@ -176,6 +181,7 @@ impl World {
     /// Nothing is left: no entry, no wait, no group, no charge.
     fn assert_empty(&self) {
         assert_eq!((self.core.in_flight(), self.core.waiting(), self.core.open_groups()), (0, 0, 0));
+        assert_eq!(self.core.rooms(), 0);
         for (budget, view) in self.core.budget().ranks().iter().zip(self.core.ranks()) {
             assert_eq!((budget.requests(), budget.tokens(), view.in_flight), (0, 0, 0));
         }

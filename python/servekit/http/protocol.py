@@ -1,0 +1,154 @@
+"""uvicorn's HTTP protocol with one more ASGI extension: bytes for a running response, without waking its coroutine.
+
+A response begins and ends with ASGI's `send`, so middleware sees both. What comes between may go through
+`scope["extensions"][EXTENSION]`, a `ResponseStream`, from wherever its bytes are made. Nothing else of uvicorn's state
+is touched than what `send` itself relies on; `tests/contract/test_protocol.py` holds both to that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from starlette.types import Send
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+EXTENSION = "servekit.stream"
+
+
+def _drop(_data: bytes) -> None:
+    """Where the body of a response to HEAD goes."""
+
+
+class ResponseStream:
+    """The connection under one response.
+
+    Attributes:
+        chunked: whether what goes to `sink` has to be framed as HTTP chunks; known after `open`.
+        sink: takes framed bytes; never blocks and must not be called once the client is gone or while `paused`, more
+            than in passing. Known after `open`.
+    """
+
+    __slots__ = ("_cycle", "_on_lost", "_on_pause", "_protocol", "chunked", "sink")
+
+    def __init__(self, protocol: StreamingProtocol, cycle: RequestResponseCycle) -> None:
+        self._protocol = protocol
+        self._cycle = cycle
+        self._on_lost: Callable[[], None] | None = None
+        self._on_pause: Callable[[], None] | None = None
+        self.chunked = True
+        self.sink: Callable[[bytes], None] = _drop
+
+    def watch(self, on_lost: Callable[[], None]) -> None:
+        """Have `on_lost` called once if the client goes away; at once if it is gone. The body must have been read."""
+        if self.gone:
+            on_lost()
+            return
+        self._on_lost = on_lost
+        self._protocol.watched = self
+        # A client that sent its next request already is not read, and so would not be missed.
+        self._cycle.flow.resume_reading()
+
+    def open(self, on_pause: Callable[[], None]) -> None:
+        """To be called right before the response's start is sent, without a content length.
+
+        Args:
+            on_pause: called when the client is so far behind that no more should be written before `drain`.
+        """
+        self._on_pause = on_pause
+        cycle = self._cycle
+        if cycle.scope["http_version"] == "1.0":
+            # Chunks came with 1.1: the end of the connection is the end of this body. `send` writes no body then.
+            cycle.chunked_encoding = self.chunked = False
+        if cycle.scope["method"] != "HEAD":
+            self.sink = cycle.transport.write
+
+    def write(self, data: bytes) -> None:
+        """Add to the body; nothing if the client is gone."""
+        if data and not self.gone:
+            self.sink(b"%x\r\n%b\r\n" % (len(data), data) if self.chunked else data)
+
+    @property
+    def gone(self) -> bool:
+        """Nothing more can reach the client."""
+        return self._cycle.disconnected or self._cycle.transport.is_closing()
+
+    @property
+    def buffered(self) -> int:
+        """Bytes that the kernel has not taken yet."""
+        return self._cycle.transport.get_write_buffer_size()
+
+    @property
+    def paused(self) -> bool:
+        """The client is behind."""
+        return self._cycle.flow.write_paused
+
+    async def drain(self) -> None:
+        """Wait until the client is not behind, or gone."""
+        await self._cycle.flow.drain()
+
+    async def finish(self, send: Send, data: bytes) -> None:
+        """Add the last bytes and end the response.
+
+        Args:
+            send: the application's, so that middleware sees the end.
+        """
+        if not self.chunked:
+            await self.drain()
+            self.write(data)
+            data = b""
+        await send({"type": "http.response.body", "body": data, "more_body": False})
+        self.release()
+
+    def release(self) -> None:
+        """Call nobody any more."""
+        self._on_lost = self._on_pause = None
+        if self._protocol.watched is self:
+            self._protocol.watched = None
+
+    def cut(self) -> None:
+        """Close the connection at once, whatever is unread."""
+        self._cycle.transport.abort()
+
+    def lost(self) -> None:
+        """The protocol says that the connection is gone."""
+        # uvicorn marks the newest request of a connection only, which need not be the one that is answered.
+        self._cycle.disconnected = self._cycle.disconnected or not self._cycle.response_complete
+        on_lost = self._on_lost
+        self.release()
+        if on_lost is not None:
+            on_lost()
+
+    def pause(self) -> None:
+        """The protocol says that the client is behind."""
+        if self._on_pause is not None:
+            self._on_pause()
+
+
+class StreamingProtocol(HttpToolsProtocol):
+    """uvicorn's protocol, with a `ResponseStream` for each request.
+
+    Attributes:
+        watched: the response that is told about its client; a connection answers one request at a time.
+    """
+
+    watched: ResponseStream | None = None
+
+    def on_headers_complete(self) -> None:
+        """The request's task is made here and runs later."""
+        before = self.cycle
+        super().on_headers_complete()
+        if self.cycle is not before:
+            extensions = self.scope.setdefault("extensions", {})
+            extensions[EXTENSION] = ResponseStream(self, self.cycle)  # type: ignore[typeddict-item]
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Tell the response that is running."""
+        super().connection_lost(exc)
+        if self.watched is not None:
+            self.watched.lost()
+
+    def pause_writing(self) -> None:
+        """Tell the response that is running."""
+        super().pause_writing()
+        if self.watched is not None:
+            self.watched.pause()

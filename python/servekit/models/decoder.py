@@ -1,0 +1,297 @@
+"""The decoder that generating families have in common: embedding, layers of attention and feed-forward, norm, head.
+
+A family (see `families/`) says how its configuration is read and of which layers it is built.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from servekit.engine.attention import Attention
+from servekit.engine.linear import LinearFactory
+from servekit.models.gguf_file import GgufFile
+from servekit.models.layers import GatedFeedForward, RMSNorm
+from servekit.models.rope import Rope, RopeParameters, rotate_
+from servekit.models.tensor_loader import TensorLoader
+from servekit.models.weights import GgufSource, WeightError, Weights
+
+ROPE_DIVISORS = "rope_freqs.weight"
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderConfig:
+    """Sizes and constants of one model; head size times heads need not be the hidden size.
+
+    Attributes:
+        context: tokens of the longest sequence.
+        windows: of each layer how many tokens one sees, itself included; None is all. Empty where all see all.
+        tied: the head is the embedding.
+    """
+
+    layers: int
+    hidden: int
+    intermediate: int
+    heads: int
+    kv_heads: int
+    head_size: int
+    vocab_size: int
+    context: int
+    norm_eps: float
+    rope: RopeParameters
+    tied: bool = False
+    windows: tuple[int | None, ...] = ()
+
+    def __post_init__(self) -> None:
+        sizes = (self.layers, self.hidden, self.intermediate, self.kv_heads, self.head_size, self.vocab_size)
+        if min(sizes) < 1 or self.heads % self.kv_heads or self.head_size % 2:
+            raise WeightError(
+                f"impossible sizes: {self.heads} heads of {self.head_size} over {self.kv_heads} KV heads,"
+                f" {self.layers} layers of {self.hidden} and {self.intermediate}, {self.vocab_size} tokens"
+            )
+        if self.windows and (len(self.windows) != self.layers or any(w is not None and w < 1 for w in self.windows)):
+            raise WeightError(f"impossible sliding windows of {self.layers} layers: {self.windows}")
+
+    @classmethod
+    def from_hf(cls, config: dict[str, Any], **changes: Any) -> Self:
+        """From a folder's `config.json`.
+
+        Args:
+            config: its contents.
+            changes: attributes that the family reads in a way of its own.
+
+        Raises:
+            KeyError: a key is missing.
+            WeightError: the file asks for what is not known here.
+        """
+        if config.get("hidden_act", "silu") != "silu":
+            raise WeightError(f"activation {config['hidden_act']!r} is not known; known is silu")
+        quantized = config.get("quantization_config")
+        if quantized:
+            # Its weights could pass for plain ones, with quietly wrong answers.
+            method = quantized.get("quant_method")
+            raise WeightError(f"weights quantized by {method!r} are not known: take the plain model or a GGUF file")
+        heads, hidden = config["num_attention_heads"], config["hidden_size"]
+        context = config.get("max_position_embeddings", 2048)
+        found = {
+            "layers": config["num_hidden_layers"],
+            "hidden": hidden,
+            "intermediate": config["intermediate_size"],
+            "heads": heads,
+            "kv_heads": config.get("num_key_value_heads") or heads,
+            "head_size": config.get("head_dim") or hidden // heads,
+            "vocab_size": config["vocab_size"],
+            "context": context,
+            "norm_eps": config.get("rms_norm_eps", 1e-6),
+            "rope": RopeParameters.from_hf(config, context),
+            "tied": config.get("tie_word_embeddings", False),
+        }
+        return cls(**(found | changes))
+
+    @classmethod
+    def from_gguf(cls, file: GgufFile, **changes: Any) -> Self:
+        """From a GGUF file's metadata; arguments and errors as of `from_hf`."""
+        m, arch = file.metadata, file.metadata["general.architecture"]
+        heads, hidden = m[f"{arch}.attention.head_count"], m[f"{arch}.embedding_length"]
+        head_size, context = m.get(f"{arch}.attention.key_length", hidden // heads), m[f"{arch}.context_length"]
+        found = {
+            "layers": m[f"{arch}.block_count"],
+            "hidden": hidden,
+            "intermediate": m[f"{arch}.feed_forward_length"],
+            "heads": heads,
+            "kv_heads": m.get(f"{arch}.attention.head_count_kv", heads),
+            "head_size": head_size,
+            "vocab_size": file.tensors["token_embd.weight"].shape[0],
+            "context": context,
+            "norm_eps": m[f"{arch}.attention.layer_norm_rms_epsilon"],
+            "rope": RopeParameters.from_gguf(m, head_size, context),
+            "tied": "output.weight" not in file.tensors,
+        }
+        return cls(**(found | changes))
+
+    def linear_shapes(self) -> list[tuple[int, int]]:
+        """Shapes (out, in) of one layer's matrices."""
+        return [
+            ((self.heads + 2 * self.kv_heads) * self.head_size, self.hidden),
+            (self.hidden, self.heads * self.head_size),
+            (2 * self.intermediate, self.hidden),
+            (self.hidden, self.intermediate),
+        ]
+
+
+class SelfAttention(nn.Module):  # type: ignore[misc]
+    """Queries, keys and values of new tokens, turned by their positions; what they see of their sequences."""
+
+    qkv_biased: ClassVar[bool] = False
+    """Whether these need a bias; otherwise they may have one."""
+
+    def __init__(self, config: DecoderConfig, index: int, load: TensorLoader, at: str) -> None:
+        super().__init__()
+        self.heads, self.kv_heads, self.head_size = config.heads, config.kv_heads, config.head_size
+        self._index = index
+        q, kv = self.heads * self.head_size, self.kv_heads * self.head_size
+        rows = {"q_proj": q, "k_proj": kv, "v_proj": kv}
+        self.qkv = load.linear(at, rows, config.hidden, biased=self.qkv_biased)
+        self.output = load.linear(at, {"o_proj": config.hidden}, q)
+
+    def forward(self, x: torch.Tensor, rope: tuple[torch.Tensor, torch.Tensor], attention: Attention) -> torch.Tensor:
+        n, h, kv = x.shape[0], self.heads, self.kv_heads
+        qkv = self.qkv(x).view(n, h + 2 * kv, self.head_size)
+        self.prepare_(qkv[:, :h], qkv[:, h : h + kv])
+        rotate_(qkv[:, : h + kv], rope)
+        seen = attention.attend(self._index, qkv[:, :h], qkv[:, h:].view(n, 2, kv, self.head_size))
+        return self.output(seen)
+
+    def prepare_(self, q: torch.Tensor, k: torch.Tensor) -> None:
+        """What a family does in place to queries and keys, [tokens, heads, head size], before they are turned."""
+
+
+class DecoderLayer(nn.Module):  # type: ignore[misc]
+    """Attention and feed-forward network, each behind a norm and added to what came in."""
+
+    attention: ClassVar[type[SelfAttention]] = SelfAttention
+
+    def __init__(self, config: DecoderConfig, index: int, load: TensorLoader) -> None:
+        super().__init__()
+        at = f"model.layers.{index}."
+        self.attention_norm = RMSNorm(load.tensor(at + "input_layernorm.weight", config.hidden), config.norm_eps)
+        self.self_attention = self.attention(config, index, load, at + "self_attn.")
+        self.ffn_norm = RMSNorm(load.tensor(at + "post_attention_layernorm.weight", config.hidden), config.norm_eps)
+        self.ffn = self.feed_forward(config, index, load, at + "mlp.")
+
+    def feed_forward(self, config: DecoderConfig, index: int, load: TensorLoader, at: str) -> nn.Module:
+        """The layer's second half."""
+        return GatedFeedForward(load, at, config.hidden, config.intermediate)
+
+    def forward(self, x: torch.Tensor, rope: tuple[torch.Tensor, torch.Tensor], attention: Attention) -> torch.Tensor:
+        x = x + self.self_attention(self.attention_norm(x), rope, attention)
+        return x + self.ffn(self.ffn_norm(x))
+
+
+class Decoder(nn.Module):  # type: ignore[misc]
+    """The whole model.
+
+    Args:
+        config: its sizes.
+        layer: what it is built of.
+        weights: where the tensors come from.
+        linear: makes the linear layers.
+        dtype, device: of activations, embeddings and norms.
+        progress: called with (tensors done, tensors in all).
+
+    Raises:
+        WeightError: a tensor is missing or has another shape than the sizes say.
+    """
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        layer: type[DecoderLayer],
+        weights: Weights,
+        linear: LinearFactory,
+        dtype: torch.dtype,
+        device: torch.device,
+        progress: Callable[[int, int], None],
+    ) -> None:
+        super().__init__()
+        self.config = config
+        load = TensorLoader(weights, linear, dtype, device, progress)
+        self.embedding = load.tensor("model.embed_tokens.weight", config.vocab_size, config.hidden)
+        half = config.head_size // 2
+        divisors = load.tensor(ROPE_DIVISORS, half).cpu() if load.has(ROPE_DIVISORS) else None
+        self.rope = Rope(config.rope, config.head_size, divisors, dtype, device)
+        self.layers = nn.ModuleList(layer(config, i, load) for i in range(config.layers))
+        self.norm = RMSNorm(load.tensor("model.norm.weight", config.hidden), config.norm_eps)
+        if config.tied:
+            self.head = linear(self.embedding, None)
+        else:
+            self.head = load.linear("", {"lm_head": config.vocab_size}, config.hidden)
+        load.finish()
+
+    def forward(
+        self, ids: torch.Tensor, positions: torch.Tensor, last: torch.Tensor, attention: Attention
+    ) -> torch.Tensor:
+        """Logits of some of a step's tokens.
+
+        Args:
+            ids, positions: [tokens] int64.
+            last: [sampled] indices of the tokens whose logits are wanted.
+
+        Returns:
+            [sampled, vocabulary] float32.
+        """
+        return self.logits(self.states(ids, positions, attention)[last])
+
+    def states(self, ids: torch.Tensor, positions: torch.Tensor, attention: Attention) -> torch.Tensor:
+        """A step's tokens behind the last layer, [tokens, hidden]; arguments as of `forward`."""
+        x = F.embedding(ids, self.embedding)
+        rope = self.rope.table(positions)
+        for layer in self.layers:
+            x = layer(x, rope, attention)
+        return x
+
+    def logits(self, states: torch.Tensor) -> torch.Tensor:
+        """Logits of some states, [n, vocabulary] float32."""
+        logits: torch.Tensor = self.head(self.norm(states)).float()
+        return logits
+
+
+_GGUF_LAYER = {
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """What is known of one family of generating models.
+
+    Attributes:
+        architectures: class names in `config.json`.
+        from_hf: the configuration from a folder's `config.json`; raises KeyError or WeightError.
+        gguf: architectures in GGUF files; none where another family stands for it there.
+        from_gguf: the configuration from a GGUF file; raises KeyError or WeightError.
+        gguf_layer: what a layer's tensors are called in GGUF files, beside what all families have: Hugging Face's
+            name within the layer, without `.weight`, to where it is within the file's block.
+        interleaved: GGUF files keep the rotary pairs of q and k side by side.
+        layer: what the models are built of.
+    """
+
+    architectures: tuple[str, ...]
+    from_hf: Callable[[dict[str, Any]], DecoderConfig] = DecoderConfig.from_hf
+    gguf: tuple[str, ...] = ()
+    from_gguf: Callable[[GgufFile], DecoderConfig] = DecoderConfig.from_gguf
+    gguf_layer: Callable[[Any], dict[str, GgufSource]] = lambda config: {}
+    interleaved: bool = False
+    layer: type[DecoderLayer] = DecoderLayer
+
+    def gguf_sources(self, config: DecoderConfig) -> dict[str, GgufSource]:
+        """Where each tensor of a model is in a GGUF file, by Hugging Face's name."""
+        found = {
+            "model.embed_tokens.weight": GgufSource("token_embd.weight"),
+            "model.norm.weight": GgufSource("output_norm.weight"),
+            "lm_head.weight": GgufSource("output.weight"),
+            ROPE_DIVISORS: GgufSource(ROPE_DIVISORS),
+        }
+        within = {name: GgufSource(own) for name, own in _GGUF_LAYER.items()} | self.gguf_layer(config)
+        if self.interleaved:
+            within["self_attn.q_proj"] = GgufSource("attn_q", interleaved_heads=config.heads)
+            within["self_attn.k_proj"] = GgufSource("attn_k", interleaved_heads=config.kv_heads)
+        for i in range(config.layers):
+            for kind in ("weight", "bias"):
+                for name, source in within.items():
+                    at = GgufSource(f"blk.{i}.{source.tensor}.{kind}", source.interleaved_heads, source.part)
+                    found[f"model.layers.{i}.{name}.{kind}"] = at
+        return found
