@@ -871,6 +871,9 @@ class ControlPlane:
     def next_log(self, timeout: float) -> tuple[int, str, str] | None:
         """The next log line as level (as in `logging`), thread and text; None if none came in time."""
 
+    @property
+    def log_level(self) -> int:
+        """Least level that the threads write, as in `logging`; 0 until a control message has set one."""
 
 @final
 class KernelPool:
@@ -897,13 +900,13 @@ class KernelPool:
     @property
     def threads(self) -> int: ...
     def rms_norm(self, x: int, out: int, weight: int, eps: float, rows: int, width: int) -> None:
-        """out = x / sqrt(mean(x * x) + eps) * weight for each row; out may be x."""
+        """Write x / sqrt(mean(x * x) + eps) * weight for each row to out, which may be x."""
 
     def rotate(self, x: int, stride: int, cos: int, sin: int, tokens: int, heads: int, size: int) -> None:
         """Rotate the halves of [tokens, heads, size] in place, tokens `stride` apart; tables are [tokens, size]."""
 
     def silu_mul(self, x: int, out: int, rows: int, width: int) -> None:
-        """out = silu(gate) * up, [rows, width], of x, [rows, gates then ups]."""
+        """Write silu(gate) * up, [rows, width], of x, [rows, gates then ups]."""
 
 @final
 class StoredMatrix:
@@ -917,7 +920,7 @@ class StoredMatrix:
         """
 
     def apply(self, x: int, out: int, count: int, stride: int) -> None:
-        """out = x @ weights.T + bias for `count` rows; rows of out are `stride` apart."""
+        """Write x @ weights.T + bias for `count` rows; rows of out are `stride` apart."""
 
 @final
 class PagedAttention:
@@ -953,7 +956,3 @@ class PagedAttention:
             tables: [count, width] page numbers.
             window: how many tokens one sees, itself among them; 0 for all.
         """
-
-    @property
-    def log_level(self) -> int:
-        """Least level that the threads write, as in `logging`; 0 until a control message has set one."""

@@ -208,7 +208,7 @@ class Decoder(nn.Module):  # type: ignore[misc]
         self.layers = nn.ModuleList(layer(config, i, load) for i in range(config.layers))
         self.norm = RMSNorm(load.tensor("model.norm.weight", config.hidden), config.norm_eps)
         if config.tied:
-            self.head = linear(self.embedding, None)
+            self.head = load.tied("model.embed_tokens.weight", self.embedding)
         else:
             self.head = load.linear("", {"lm_head": config.vocab_size}, config.hidden)
         load.finish()

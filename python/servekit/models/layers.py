@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from servekit.engine import native
 from servekit.models.tensor_loader import TensorLoader
 
 
@@ -20,6 +21,8 @@ class RMSNorm(nn.Module):  # type: ignore[misc]
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if x.dtype != torch.float32:
             return F.rms_norm(x, (x.shape[-1],), self.weight, self.eps)
+        if native.serves(x):
+            return native.rms_norm(x, self.weight, self.eps)
         # On a CPU rms_norm is a chain of full-sized temporaries; this has one.
         scale = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_().div_(x.shape[-1]).add_(self.eps).rsqrt_()
         return (x * scale).mul_(self.weight)
@@ -40,7 +43,10 @@ class GatedFeedForward(nn.Module):  # type: ignore[misc]
         self.down = load.linear(at, {"down_proj": hidden}, intermediate)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        gate, up = self.gate_up(x).chunk(2, -1)
+        both = self.gate_up(x)
+        if native.serves(both):
+            return self.down(native.silu_mul(both))
+        gate, up = both.chunk(2, -1)
         return self.down(F.silu(gate).mul_(up))
 
 
