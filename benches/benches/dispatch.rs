@@ -14,7 +14,7 @@ const PROMPTS: u32 = 512;
 /// A choice, and the report that shows it: what was dispatched becomes what is held.
 fn serve(budget: &mut DpBudget, method: LoadBalanceMethod, prompt: Prompt<'_>) {
     if let Ok(booked) = budget.dispatch(method, black_box(prompt)) {
-        let report = Report { last_dispatch: booked.dispatch, requests: 1, tokens: prompt.tokens };
+        let report = Report::new(booked.dispatch, 1, prompt.tokens);
         budget.update(booked.rank, report);
     }
 }

@@ -70,7 +70,13 @@ def criterion_figures() -> list[dict[str, Any]]:
     return figures
 
 
-DISPATCH = {"round_robin": "round_robin", "total_requests": "requests", "total_tokens": "tokens"}
+DISPATCH = {
+    "round_robin": "round_robin",
+    "follow_bootstrap_room": "room",
+    "total_requests": "requests",
+    "total_tokens": "tokens",
+    "cache_aware": "cached",
+}
 
 
 def baseline(name: str, frames: Path, tokenizer: Path, program: Path) -> float | None:

@@ -90,6 +90,16 @@ pub fn tokenizer() -> Vec<u8> {
     }
 }
 
+/// A `BatchTokenIDOutput` that ends requests.
+pub fn last_step(rids: &[u64]) -> Vec<u8> {
+    use batch_token_id as columns;
+    let filled = vec![
+        (columns::RIDS, rids.iter().map(|rid| (*rid).into()).collect()),
+        (columns::FINISHED_REASONS, vec![Value::Array(vec!["length".into()]); rids.len()]),
+    ];
+    body(columns::TAG, columns::COLUMNS.len(), filled)
+}
+
 /// A byte-level tokenizer of `size` tokens, at most 26^4, each a word of up to four letters.
 fn made_up_tokenizer(size: u32) -> String {
     // Names differ, as they must: the id's digits to base 26, every second one behind the mark of a space.

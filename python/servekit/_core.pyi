@@ -485,7 +485,11 @@ class LoadBalanceMethod:
 class RankReport:
     """A rank's own word on its load. Every request up to `last_dispatch` that it has not released counts."""
 
-    def __new__(cls, rank: int, last_dispatch: int, requests: int, tokens: int) -> RankReport: ...
+    def __new__(
+        cls, rank: int, last_dispatch: int, requests: int, tokens: int, pending: int | None = None
+    ) -> RankReport:
+        """A report; `pending` are those of the tokens that are still to compute, all if not given."""
+
     @staticmethod
     def from_envelope(frame: bytes) -> RankReport | None:
         """The report in the envelope of a rank's batch; None if it has none.
@@ -509,6 +513,10 @@ class RankReport:
     @property
     def tokens(self) -> int:
         """Tokens: held by running requests or still to compute."""
+
+    @property
+    def pending(self) -> int:
+        """Those of them that are still to compute."""
 
     def __eq__(self, value: object, /) -> bool: ...
 

@@ -290,6 +290,7 @@ class _Rank:
     last_dispatch: int = 0
     requests: int = 0
     tokens: int = 0
+    pending: int = 0
     unseen: dict[int, int] = field(default_factory=dict)
     """Dispatch number to tokens of what the rank has not seen."""
 
@@ -417,7 +418,7 @@ class DPBudget:
         load = {
             LoadBalanceMethod.TOTAL_REQUESTS: self.total_requests,
             LoadBalanceMethod.TOTAL_TOKENS: self.total_tokens,
-            LoadBalanceMethod.CACHE_AWARE: self.total_tokens,
+            LoadBalanceMethod.CACHE_AWARE: self._work(),
         }.get(method, [0] * n)
         rank = min(candidates, key=load.__getitem__)
         if method == LoadBalanceMethod.CACHE_AWARE and prefixes:
@@ -427,19 +428,26 @@ class DPBudget:
         return rank, self._book(rank, tokens)
 
     def _cached(self, candidates: list[int], rank: int, tokens: int, prefixes: list[int]) -> tuple[int, int]:
-        """The rank with the fewest tokens once what it would have to compute is added, and how many those are."""
+        """The rank with the least to compute once what is not cached there is added, and how much that is."""
         common, depths = self._prefixes.search(prefixes)
         if not depths:
             return rank, tokens
-        requests, held = self.total_requests, self.total_tokens
+        requests, queued = self.total_requests, self._work()
         mean = sum(requests[each] for each in candidates) // len(candidates)
         crowded = {each for each in candidates if requests[each] > mean + mean // 8 + CROWD - 1}
         if rank in crowded:
             rank = min(candidates, key=requests.__getitem__)
         work = {each: max(tokens - CHUNK * depths.get(each, common), 1) for each in candidates}
         usable = [rank, *(each for each in depths if each in work and each not in crowded)]
-        rank = min(usable, key=lambda each: (held[each] + work[each], work[each]))
+        rank = min(usable, key=lambda each: (queued[each] + work[each], work[each]))
         return rank, work[rank]
+
+    def _work(self) -> list[int]:
+        """What each rank has to compute, in tokens: what is pending or unseen, and one chunk for each request."""
+        return [
+            rank.pending + sum(rank.unseen.values()) + CHUNK * (rank.requests + len(rank.unseen))
+            for rank in self._ranks
+        ]
 
     def credit(self, rank: int, tokens: int, prefixes: list[int] | None = None) -> int:
         """Book a request at a rank that somebody named: number of the dispatch.
@@ -457,12 +465,13 @@ class DPBudget:
         self._ranks[rank].unseen[self._dispatches] = tokens
         return self._dispatches
 
-    def update(self, rank: int, last_dispatch: int, requests: int, tokens: int) -> bool:
+    def update(self, rank: int, last_dispatch: int, requests: int, tokens: int, pending: int | None = None) -> bool:
         """Take a rank's report; False if it is older than a known one, or speaks of dispatches that never were."""
         known = self._ranks[rank]
         if not known.last_dispatch <= last_dispatch <= self._dispatches:
             return False
         known.last_dispatch, known.requests, known.tokens = last_dispatch, requests, tokens
+        known.pending = tokens if pending is None else pending
         known.unseen = {number: size for number, size in known.unseen.items() if number > last_dispatch}
         return True
 

@@ -78,6 +78,7 @@ class FakePage:
         self.age = 0.0
         self.active = [True]
         self.full = False
+        self.queued = 0
         self.requests = 0
         self.tokens = 0
         self.counters: dict[str, int] = {}
@@ -109,6 +110,9 @@ class FakePage:
 
     def control_age(self) -> float:
         return self.age
+
+    def queued_tokens(self) -> int:
+        return self.queued
 
     def active_ranks(self) -> list[bool]:
         return self.active

@@ -82,11 +82,11 @@ class SameAsReference(RuleBasedStateMachine):
             self.live.append((rank, number))
             self.last = number
 
-    @rule(data=st.data(), requests=NUMBERS, tokens=NUMBERS)
-    def update(self, data: st.DataObject, requests: int, tokens: int) -> None:
+    @rule(data=st.data(), requests=NUMBERS | st.integers(0, 5), tokens=NUMBERS, pending=st.none() | st.integers(0, 500))
+    def update(self, data: st.DataObject, requests: int, tokens: int, pending: int | None) -> None:
         rank, seen = data.draw(st.integers(0, self.ranks - 1)), data.draw(st.integers(0, self.last + 2))
-        expected = self.plain.update(rank, seen, requests, tokens)
-        assert self.fast.update(_core.RankReport(rank, seen, requests, tokens)) == expected
+        expected = self.plain.update(rank, seen, requests, tokens, pending)
+        assert self.fast.update(_core.RankReport(rank, seen, requests, tokens, pending)) == expected
 
     @rule(data=st.data())
     def release(self, data: st.DataObject) -> None:
@@ -211,7 +211,9 @@ def test_sizes_are_checked() -> None:
 def test_a_report_is_read_from_a_batch() -> None:
     load = Load(running=2, waiting=3, held_tokens=40, pending_tokens=5)
     frame = encode_envelope(Envelope(Kind.BATCH_TOKEN_ID, rank=1, last_dispatch=9, load=load))
-    assert _core.RankReport.from_envelope(frame) == _core.RankReport(1, last_dispatch=9, requests=5, tokens=45)
+    assert _core.RankReport.from_envelope(frame) == _core.RankReport(
+        1, last_dispatch=9, requests=5, tokens=45, pending=5
+    )
     assert _core.RankReport.from_envelope(encode_envelope(Envelope(Kind.BATCH_TOKEN_ID, rank=1))) is None
     for wrong in (b"", encode_envelope(Envelope(Kind.ABORT)), encode_envelope(Envelope(Kind.BATCH_STR, load=load))):
         with pytest.raises(_core.MalformedError):

@@ -203,7 +203,7 @@ def test_the_cache_is_flushed_when_nothing_runs() -> None:
     link = run([[flush, generate(1)], [flush]])
     assert [(reply.ok, reply.message) for _, reply in link.replies] == [
         (True, ""),
-        (False, "1 requests are live, and what they hold stays"),
+        (False, "what live requests use stays, the rest is dropped"),
     ]
 
 

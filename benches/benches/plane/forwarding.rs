@@ -22,7 +22,7 @@ pub(crate) struct Load {
     pub(crate) requests: usize,
     /// Prompt ids of each.
     pub(crate) ids: usize,
-    /// After how many requests a rank reports its load; 0 for never.
+    /// After how many requests a rank ends them and reports its load; 0 for never.
     pub(crate) report: usize,
 }
 

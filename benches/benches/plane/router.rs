@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use servekit_core::dispatch::LoadBalanceMethod;
 use servekit_core::fanout::MAX_UNACKNOWLEDGED;
-use servekit_core::plane::{Plane, PlaneConfig};
+use servekit_core::plane::{Plane, PlaneConfig, RESUME_MEMORY};
 
 use crate::figures::Figures;
 use crate::forwarding::{Load, proxy_rate, rate};
@@ -15,7 +15,7 @@ const SAMPLES: usize = 7;
 
 pub(crate) fn run(figures: &mut Figures) {
     for (ids, requests) in [(128, 100_000), (2048, 30_000)] {
-        let load = Load { requests, ids, report: 0 };
+        let load = Load { requests, ids, report: 64 };
         let (mut ours, mut proxies, mut shares) = (Vec::new(), Vec::new(), Vec::new());
         for _ in 0..SAMPLES {
             let folder = Folder::new();
@@ -46,7 +46,7 @@ pub(crate) fn start(folder: &Path, workers: usize, shards: usize, tokenizer: Opt
         rank_wait: Duration::from_secs(60),
         max_queued: 1 << 30,
         max_queued_tokens: u64::MAX,
-        resume_memory: 256 << 20,
+        resume_memory: RESUME_MEMORY,
         build: "bench".to_owned(),
         max_unacknowledged: MAX_UNACKNOWLEDGED,
         endpoints: None,

@@ -99,12 +99,12 @@ def _watch(plane: _core.ControlPlane, end: list[str], writer: int) -> None:
 
 def _log(plane: _core.ControlPlane) -> None:
     """Lines of the Rust threads join this process's log; a level that a control message sets holds for all of it."""
-    level = 0
+    least = 0
     while True:
         line = plane.next_log(FOREVER_S)
-        if plane.log_level != level:
-            level = plane.log_level
-            set_level(logging.getLevelName(level).lower())
+        if plane.log_level != least:
+            least = plane.log_level
+            set_level(logging.getLevelName(least).lower())
         if line is not None:
             level, thread, message = line
             logging.getLogger(f"servekit.control.{thread}").log(level, "%s", message)

@@ -112,8 +112,8 @@ class TorchRank:
                 self._paused = kind == Kind.PAUSE
                 return ControlReply(True)
             case Kind.FLUSH_CACHE:
-                live = self._scheduler.state()["live"]
-                return ControlReply(not live, f"{live} requests are live, and what they hold stays" if live else "")
+                empty = self._scheduler.flush_cache()
+                return ControlReply(empty, "" if empty else "what live requests use stays, the rest is dropped")
             case Kind.PROFILE:
                 return self._profiler.obey(body)
             case Kind.SET_LOG_LEVEL:

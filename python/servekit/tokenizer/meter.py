@@ -58,7 +58,7 @@ class Meter:
             generated: tokens of all of them beyond those of the rows before.
             gaps: seconds since the piece before, and of how many streams that is true.
         """
-        if generated:
+        if generated and rank >= 0:
             self._page.count_tokens(self._worker, rank, 0, 0, generated)
         for seconds, streams in gaps:
             self._page.observe(self._worker, "gap", seconds, streams)

@@ -17,7 +17,7 @@ type Frames<'py> = Vec<(u16, u16, Bound<'py, PyBytes>)>;
 
 fn frames(py: Python<'_>, output: ShardOutput) -> Frames<'_> {
     let frames = output.frames.into_iter();
-    frames.map(|frame| (frame.route.worker, frame.route.epoch, PyBytes::new(py, &frame.body))).collect()
+    frames.map(|frame| (frame.route.worker, frame.route.epoch, PyBytes::new(py, frame.body.as_ref()))).collect()
 }
 
 /// Incremental detokenizer of any number of requests.

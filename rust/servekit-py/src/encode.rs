@@ -27,7 +27,12 @@ impl Encoder {
     }
 
     /// Ids of texts.
-    fn encode<'py>(&self, py: Python<'py>, texts: Vec<PyBackedStr>, special: bool) -> PyResult<Vec<Bound<'py, PyBytes>>> {
+    fn encode<'py>(
+        &self,
+        py: Python<'py>,
+        texts: Vec<PyBackedStr>,
+        special: bool,
+    ) -> PyResult<Vec<Bound<'py, PyBytes>>> {
         let encode = || texts.iter().map(|text| self.encoder.encode(text, special)).collect::<Result<Vec<_>, _>>();
         let long = texts.iter().map(|text| text.len()).sum::<usize>() > LONG;
         let found = if long { py.detach(encode) } else { encode() };

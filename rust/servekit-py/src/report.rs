@@ -18,30 +18,30 @@ pub(crate) struct RankReport {
     pub(crate) requests: u64,
     /// Tokens: held by running requests or still to compute.
     pub(crate) tokens: u64,
+    /// Those still to compute.
+    pub(crate) pending: u64,
 }
 
 impl RankReport {
     /// What a batch's section says.
     fn of(rank: usize, last_dispatch: u64, load: Load) -> Self {
-        Self {
-            rank,
-            last_dispatch,
-            requests: u64::from(load.running).saturating_add(u64::from(load.waiting)),
-            tokens: load.held_tokens.saturating_add(load.pending_tokens),
-        }
+        let Report { last_dispatch, requests, tokens, pending } = Report::of(last_dispatch, load);
+        Self { rank, last_dispatch, requests, tokens, pending }
     }
 
     /// As the budget takes it.
     pub(crate) fn report(&self) -> Report {
-        Report { last_dispatch: self.last_dispatch, requests: self.requests, tokens: self.tokens }
+        let Self { last_dispatch, requests, tokens, pending, .. } = *self;
+        Report { last_dispatch, requests, tokens, pending }
     }
 }
 
 #[pymethods]
 impl RankReport {
     #[new]
-    fn new(rank: usize, last_dispatch: u64, requests: u64, tokens: u64) -> Self {
-        Self { rank, last_dispatch, requests, tokens }
+    #[pyo3(signature = (rank, last_dispatch, requests, tokens, pending=None))]
+    fn new(rank: usize, last_dispatch: u64, requests: u64, tokens: u64, pending: Option<u64>) -> Self {
+        Self { rank, last_dispatch, requests, tokens, pending: pending.unwrap_or(tokens) }
     }
 
     /// The report in the envelope of a rank's batch; None if it has none.
@@ -57,7 +57,10 @@ impl RankReport {
     }
 
     fn __repr__(&self) -> String {
-        let Self { rank, last_dispatch, requests, tokens } = self;
-        format!("RankReport(rank={rank}, last_dispatch={last_dispatch}, requests={requests}, tokens={tokens})")
+        let Self { rank, last_dispatch, requests, tokens, pending } = self;
+        format!(
+            "RankReport(rank={rank}, last_dispatch={last_dispatch}, requests={requests}, tokens={tokens}, \
+             pending={pending})"
+        )
     }
 }

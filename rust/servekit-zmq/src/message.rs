@@ -20,7 +20,7 @@ pub struct Message {
 }
 
 /// Below this many bytes a copy is cheaper than an allocation that another thread frees.
-const COPY_BELOW: usize = 256;
+const COPY_BELOW: usize = 4096;
 
 // SAFETY: a zmq_msg_t may be handed to another thread; it is not used by two at once, for `&self` only reads.
 unsafe impl Send for Message {}
@@ -63,6 +63,9 @@ impl Message {
     /// A frame over bytes that others share: nothing is copied, the last owner frees them.
     pub fn from_shared(data: SharedBytes) -> Self {
         let bytes: &[u8] = (*data).as_ref();
+        if bytes.len() < COPY_BELOW {
+            return Self::copy_of(bytes);
+        }
         let (ptr, len) = (bytes.as_ptr().cast_mut().cast::<c_void>(), bytes.len());
         let hint = Box::into_raw(Box::new(data)).cast::<c_void>();
         let mut message = Self::over(ptr, len, free_shared, hint);
@@ -100,8 +103,10 @@ impl Message {
     #[must_use]
     pub fn share(&mut self) -> Self {
         let mut shared = Self::new();
-        // SAFETY: both are initialized; libzmq counts who refers to the bytes, atomically, and nobody changes them.
+        // SAFETY: both are initialized; libzmq counts who refers to the bytes, atomically, and marks both as shared, so
+        // that `make_mut` writes to a copy.
         unsafe { assert_eq!(ffi::zmq_msg_copy(shared.as_mut_ptr(), self.as_mut_ptr()), 0, "a frame that is none") };
+        shared.shared = self.shared;
         shared
     }
 

@@ -62,6 +62,22 @@ fn a_frame_is_written_to_without_touching_what_others_hold() {
 }
 
 #[test]
+fn a_frame_that_is_kept_stays_as_it_was() {
+    let (pull, push) = pair(&Context::new(), |_, _| {});
+    let shared: SharedBytes = Arc::new(vec![7u8; 500]);
+    for len in [1, 40, 500, 100_000] {
+        push.send(vec![Message::from(vec![7; len]), Message::from_shared(Arc::clone(&shared))], false).unwrap();
+        let mut got = pull.recv(false).unwrap();
+        let kept: Vec<Message> = got.iter_mut().map(Message::share).collect();
+        got.iter_mut().for_each(|frame| frame.make_mut().fill(9));
+        push.send(got, false).unwrap();
+        assert!(pull.recv(false).unwrap().iter().all(|frame| frame.iter().all(|byte| *byte == 9)));
+        assert_eq!([kept[0].len(), kept[1].len()], [len, 500]);
+        assert!(kept.iter().all(|frame| frame.iter().all(|byte| *byte == 7)));
+    }
+}
+
+#[test]
 fn a_full_pipe_gives_the_frames_back() {
     let context = Context::new();
     let push = context.socket(SocketKind::Push).unwrap();

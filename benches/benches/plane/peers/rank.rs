@@ -3,14 +3,15 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use servekit_benches::last_step;
 use servekit_core::wire::{Envelope, EnvelopeBuilder, Kind, Load, Section};
 use servekit_zmq::{Context, Message, Socket, SocketKind, Source, poll};
 
 use super::{CREDIT, EPOCH, NIL, hello};
 use crate::control::{PERIOD, step_body};
 
-/// Takes requests as all of `ranks` ranks, each reporting its load after every `report` of them (0: never), and says
-/// how many came a second, from the first to the last.
+/// Takes requests as all of `ranks` ranks, each reporting its load after every `report` of them (0: never; what it took
+/// is finished then), and says how many came a second, from the first to the last.
 pub(super) fn receive(folder: &Path, ranks: usize, requests: usize, report: usize) {
     let mut ranks: Vec<Rank> = (0..ranks).map(|rank| Rank::connect(folder, rank as u16)).collect();
     let credits = Context::new().socket(SocketKind::Push).expect("a socket");
@@ -25,12 +26,12 @@ pub(super) fn receive(folder: &Path, ranks: usize, requests: usize, report: usiz
                 let Section::Request { dispatch, .. } = envelope.section else { continue };
                 first.get_or_insert_with(Instant::now);
                 taken += 1;
+                rank.running.push(envelope.id);
                 if taken % CREDIT == 0 {
                     credits.send(vec![Message::copy_of(&NIL)], false).expect("sent");
                 }
-                rank.taken += 1;
-                if report > 0 && rank.taken % report == 0 {
-                    rank.report(dispatch, None, &NIL);
+                if report > 0 && rank.running.len() == report {
+                    rank.finish(dispatch);
                 }
             }
         }
@@ -67,7 +68,7 @@ pub(super) fn step(folder: &Path, streams: usize, workers: usize) {
     let body = step_body(streams, workers);
     let mut due = Instant::now();
     loop {
-        rank.report(seen, Some(streams as u32), &body);
+        rank.report(seen, streams as u32, &body);
         due += PERIOD;
         std::thread::sleep(due.saturating_duration_since(Instant::now()));
     }
@@ -79,7 +80,8 @@ struct Rank {
     requests: Socket,
     outputs: Socket,
     seq: u64,
-    taken: usize,
+    /// Requests that came since the last report.
+    running: Vec<u64>,
 }
 
 impl Rank {
@@ -90,18 +92,25 @@ impl Rank {
         requests.connect(&format!("ipc://{}/rank{number}.ipc", folder.display())).expect("an address");
         let outputs = context.socket(SocketKind::Push).expect("a socket");
         outputs.connect(&format!("ipc://{}/egress.ipc", folder.display())).expect("an address");
-        Self { number, _context: context, requests, outputs, seq: 1, taken: 0 }
+        Self { number, _context: context, requests, outputs, seq: 1, running: Vec::new() }
     }
 
     fn greet(&mut self) {
         self.outputs.send(hello(self.number), false).expect("sent");
     }
 
-    /// A step's output, or a load report alone.
-    fn report(&mut self, last_dispatch: u64, rows: Option<u32>, body: &[u8]) {
+    /// Ends all that it has.
+    fn finish(&mut self, last_dispatch: u64) {
+        let body = last_step(&self.running);
+        self.report(last_dispatch, self.running.len() as u32, &body);
+        self.running.clear();
+    }
+
+    /// A step's output.
+    fn report(&mut self, last_dispatch: u64, rows: u32, body: &[u8]) {
         self.seq += 1;
         let load = Some(Load { running: 32, held_tokens: 4096, pool_tokens: 1 << 20, ..Load::default() });
-        let section = Section::Batch { rows: rows.unwrap_or(0), rank: i32::from(self.number), last_dispatch, load };
+        let section = Section::Batch { rows, rank: i32::from(self.number), last_dispatch, load };
         let envelope = EnvelopeBuilder {
             sender: self.number,
             sender_epoch: EPOCH,

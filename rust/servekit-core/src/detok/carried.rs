@@ -3,39 +3,50 @@
 use std::collections::VecDeque;
 
 use crate::wire::columns::{batch_str, batch_token_id};
-use crate::wire::msgpack::{Cursor, write_array, write_bin, write_bin_head, write_nil};
-use crate::wire::{Carry, Cells, ColumnKind, ScannedBatch};
+use crate::wire::msgpack::{Cursor, NIL, Sink, write_array, write_bin, write_bin_head};
+use crate::wire::{Carry, Cells, Column, ColumnKind, Pack, ScannedBatch};
 
 /// A column that rows of text get from the steps they stand for.
 pub(super) struct CarriedColumn {
-    /// Place in `BatchStrOutput`.
-    pub(super) to: usize,
+    name: &'static str,
     from: usize,
     kind: ColumnKind,
     carry: Carry,
 }
 
+/// What stands in a column of `BatchStrOutput`.
+pub(super) enum Slot {
+    /// What the detokenizer makes, or nothing: the column's place says which.
+    Own,
+    /// The newest step's items, from this column of `BatchTokenIDOutput`.
+    Newest(usize),
+    /// Column of [`Layout::carried`].
+    Carried(usize),
+}
+
 /// Which columns are carried how, from the generated tables.
 pub(super) struct Layout {
     pub(super) carried: Vec<CarriedColumn>,
-    /// Columns copied from the newest step: place in `BatchStrOutput` and in `BatchTokenIDOutput`.
-    pub(super) newest: Vec<(usize, usize)>,
+    /// One for each column of `BatchStrOutput`.
+    pub(super) slots: Vec<Slot>,
 }
 
 impl Layout {
     pub(super) fn new() -> Self {
-        let (mut carried, mut newest) = (Vec::new(), Vec::new());
-        for (to, column) in batch_str::COLUMNS.iter().enumerate() {
-            let Some(from) = batch_token_id::COLUMNS.iter().position(|known| known.name == column.name) else {
-                continue;
-            };
-            match column.carry {
-                Carry::Own => {}
-                Carry::Newest => newest.push((to, from)),
-                carry => carried.push(CarriedColumn { to, from, kind: column.kind, carry }),
+        let mut carried = Vec::new();
+        let slot = |column: &Column| {
+            let from = batch_token_id::COLUMNS.iter().position(|known| known.name == column.name);
+            match (column.carry, from) {
+                (Carry::Own, _) | (_, None) => Slot::Own,
+                (Carry::Newest, Some(from)) => Slot::Newest(from),
+                (carry, Some(from)) => {
+                    carried.push(CarriedColumn { name: column.name, from, kind: column.kind, carry });
+                    Slot::Carried(carried.len() - 1)
+                }
             }
-        }
-        Self { carried, newest }
+        };
+        let slots = batch_str::COLUMNS.iter().map(slot).collect();
+        Self { carried, slots }
     }
 
     /// Whether a batch has any carried column at all.
@@ -68,10 +79,11 @@ impl Items {
         }
     }
 
-    /// Bytes of the first `n` items.
-    fn take(&mut self, n: usize) -> std::vec::Drain<'_, u8> {
+    /// Move the first `n` items out.
+    fn take(&mut self, n: usize, out: &mut Pack) {
         let size: usize = self.sizes.drain(..n).map(|size| size as usize).sum();
-        self.bytes.drain(..size)
+        out.append(&self.bytes[..size]);
+        self.bytes.drain(..size);
     }
 }
 
@@ -112,13 +124,12 @@ impl Carried {
     ) -> Result<(), String> {
         self.columns.resize_with(layout.carried.len(), Items::default);
         for (column, items) in layout.carried.iter().zip(&mut self.columns) {
-            let name = || batch_str::COLUMNS[column.to].name;
             if let Some(item) = batch.element(column.from, row).filter(|item| *item != [0xc0]) {
-                push_item(column, items, item).map_err(|what| format!("{} is malformed: {what}", name()))?;
+                push_item(column, items, item).map_err(|what| format!("{} is malformed: {what}", column.name))?;
             }
             let aligned = items.sizes.is_empty() || items.sizes.len() == self.ends.len();
             if column.carry == Carry::PerToken && !aligned {
-                return Err(format!("{} has not one item for each of {k} ids", name()));
+                return Err(format!("{} has not one item for each of {k} ids", column.name));
             }
         }
         Ok(())
@@ -144,25 +155,31 @@ impl Carried {
     }
 
     /// Write the ids of the first `n` tokens.
-    pub(super) fn write_ids(&self, n: usize, out: &mut Vec<u8>) {
+    pub(super) fn write_ids(&self, n: usize, out: &mut Pack) {
         write_bin(out, &self.ids[..4 * n]);
     }
 
-    /// Write column `i` of the layout for the first `n` tokens; false, and nothing written, if there is nothing.
-    pub(super) fn write_column(&mut self, layout: &Layout, i: usize, n: usize, out: &mut Vec<u8>) -> bool {
-        let column = &layout.carried[i];
-        let Some(items) = self.columns.get_mut(i).filter(|items| !items.sizes.is_empty()) else { return false };
-        let n = if column.carry == Carry::PerToken { n.min(items.sizes.len()) } else { items.sizes.len() };
-        if n == 0 {
-            return false;
-        }
+    /// Whether anything waits in a column.
+    pub(super) fn has_columns(&self) -> bool {
+        !self.columns.is_empty()
+    }
+
+    /// Items of column `i` of the layout that go out with the first `n` tokens.
+    pub(super) fn in_column(&self, layout: &Layout, i: usize, n: usize) -> usize {
+        let waiting = self.columns.get(i).map_or(0, |items| items.sizes.len());
+        if layout.carried[i].carry == Carry::PerToken { n.min(waiting) } else { waiting }
+    }
+
+    /// Write column `i` of the layout for the first `n` tokens.
+    pub(super) fn write_column(&mut self, layout: &Layout, i: usize, n: usize, out: &mut Pack) {
+        let n = self.in_column(layout, i, n);
+        let (column, items) = (&layout.carried[i], &mut self.columns[i]);
         match (column.carry, column.kind) {
             (Carry::Once, _) => {}
             (_, ColumnKind::Ragged | ColumnKind::RaggedShort) => write_bin_head(out, 4 * n),
             _ => write_array(out, n),
         }
-        out.extend(items.take(n));
-        true
+        items.take(n, out);
     }
 
     /// The first `n` tokens are sent.
@@ -200,9 +217,9 @@ fn push_item(column: &CarriedColumn, items: &mut Items, item: &[u8]) -> Result<(
 }
 
 /// What a row without anything in a column gets.
-pub(super) fn write_nothing(column: &CarriedColumn, out: &mut Vec<u8>) {
+pub(super) fn write_nothing(column: &CarriedColumn, out: &mut Pack) {
     match column.kind {
         ColumnKind::Nested => write_array(out, 0),
-        _ => write_nil(out),
+        _ => out.push(NIL),
     }
 }

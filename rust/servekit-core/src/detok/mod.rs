@@ -8,11 +8,12 @@ mod decoder;
 mod output;
 mod request;
 mod shard;
+mod source;
 mod stops;
 mod table;
 mod vocabulary;
 
-pub use output::{ShardOutput, WorkerFrame};
+pub use output::{Body, ShardOutput, WorkerFrame};
 pub use shard::{Counts, Shard, shard_of};
 pub(crate) use table::byte_of;
 pub use vocabulary::{Vocabulary, VocabularyError};

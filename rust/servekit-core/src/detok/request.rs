@@ -1,22 +1,14 @@
 //! One request in a shard.
 
 use crate::wire::columns::batch_token_id as columns;
-use crate::wire::msgpack::{Cursor, write_str};
-use crate::wire::{ScannedBatch, TextOptions};
+use crate::wire::msgpack::{Cursor, NIL, write_str};
+use crate::wire::{Pack, ScannedBatch, TextOptions};
 
 use super::carried::{Carried, Layout};
 use super::decoder::Decoder;
+use super::source::{Seen, Source};
 use super::stops::Stops;
 use super::vocabulary::Vocabulary;
-
-/// Counts that a row of text shows, as last seen.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Seen {
-    pub(super) prompt_tokens: i64,
-    pub(super) cached_tokens: i64,
-    pub(super) retraction_count: i64,
-    pub(super) dp_rank: i64,
-}
 
 /// How a request ends.
 pub(super) enum End {
@@ -76,11 +68,11 @@ impl Request {
             sent: 0,
             generated: 0,
             carried: want_ids.then(Box::default),
-            seen: Seen { prompt_tokens: 0, cached_tokens: 0, retraction_count: 0, dp_rank: -1 },
+            seen: Seen::default(),
         }
     }
 
-    /// Take a row in.
+    /// Take a row in; it has carried columns if the source carries.
     ///
     /// # Errors
     /// What is wrong with the row, for the client.
@@ -88,11 +80,11 @@ impl Request {
         &mut self,
         vocabulary: Option<&Vocabulary>,
         layout: &Layout,
-        batch: &ScannedBatch,
+        source: &Source<'_>,
         row: usize,
-        carries: bool,
     ) -> Result<Step, String> {
-        self.see(batch, row);
+        let (batch, carries) = (source.batch, source.carries);
+        self.seen.update(source, row);
         let ids = decode_ids(batch, row)?;
         if carries && self.carried.is_none() {
             self.carried = Some(Box::default());
@@ -134,8 +126,8 @@ impl Request {
             }
             stop = self.find_stop(start);
         }
-        let all = batch.element(columns::COMPLETION_TOKENS, row).and_then(|item| Cursor::new(item).uint().ok());
-        let all = all.unwrap_or(before + ids.len() as u64);
+        let said = source.completion_tokens.of_row(batch, row).and_then(|number| u64::try_from(number).ok());
+        let all = said.unwrap_or(before + ids.len() as u64);
         let end = match stop {
             Some(stop) => Some(End::Stop(stop)),
             None if finished => Some(End::Rank),
@@ -187,15 +179,6 @@ impl Request {
             None => Ok(()),
         }
     }
-
-    fn see(&mut self, batch: &ScannedBatch, row: usize) {
-        let number = |column| batch.element(column, row).and_then(|item| Cursor::new(item).int().ok());
-        let seen = &mut self.seen;
-        seen.prompt_tokens = number(columns::PROMPT_TOKENS).unwrap_or(seen.prompt_tokens);
-        seen.cached_tokens = number(columns::CACHED_TOKENS).unwrap_or(seen.cached_tokens);
-        seen.retraction_count = number(columns::RETRACTION_COUNTS).unwrap_or(seen.retraction_count);
-        seen.dp_rank = number(columns::DP_RANKS).unwrap_or(seen.dp_rank);
-    }
 }
 
 /// What goes into a row of text; written out once, in this order.
@@ -206,27 +189,46 @@ pub(super) struct Release<'a> {
 }
 
 impl Release<'_> {
-    pub(super) fn write_text(&mut self, out: &mut Vec<u8>) {
+    pub(super) fn write_text(&mut self, out: &mut Pack) {
         let Request { text, sent, want_text, .. } = &mut *self.request;
         write_str(out, if *want_text { &text[..self.bytes] } else { b"" });
-        text.drain(..self.bytes);
+        if self.bytes == text.len() {
+            text.clear();
+        } else {
+            text.drain(..self.bytes);
+        }
         *sent += self.bytes as u64;
     }
 
-    /// False, and nothing written, if the client wants no ids.
-    pub(super) fn write_ids(&mut self, out: &mut Vec<u8>) -> bool {
-        match self.request.carried.as_deref().filter(|_| self.request.want_ids) {
-            Some(carried) => {
-                carried.write_ids(self.tokens, out);
-                true
-            }
-            None => false,
+    fn carried(&self) -> Option<&Carried> {
+        self.request.carried.as_deref()
+    }
+
+    /// Whether the client wants ids.
+    pub(super) fn has_ids(&self) -> bool {
+        self.request.want_ids && self.carried().is_some()
+    }
+
+    pub(super) fn write_ids(&mut self, out: &mut Pack) {
+        if let Some(carried) = self.carried() {
+            carried.write_ids(self.tokens, out);
         }
     }
 
-    /// False, and nothing written, if there is nothing in column `i` of the layout.
-    pub(super) fn write_column(&mut self, layout: &Layout, i: usize, out: &mut Vec<u8>) -> bool {
-        self.request.carried.as_deref_mut().is_some_and(|carried| carried.write_column(layout, i, self.tokens, out))
+    /// Whether there may be anything in carried columns.
+    pub(super) fn has_columns(&self) -> bool {
+        self.carried().is_some_and(Carried::has_columns)
+    }
+
+    /// Whether there is anything in column `i` of the layout.
+    pub(super) fn has_column(&self, layout: &Layout, i: usize) -> bool {
+        self.carried().is_some_and(|carried| carried.in_column(layout, i, self.tokens) > 0)
+    }
+
+    pub(super) fn write_column(&mut self, layout: &Layout, i: usize, out: &mut Pack) {
+        if let Some(carried) = self.request.carried.as_deref_mut() {
+            carried.write_column(layout, i, self.tokens, out);
+        }
     }
 
     /// The row is written.
@@ -240,7 +242,8 @@ impl Release<'_> {
 /// New ids of a row.
 fn decode_ids(batch: &ScannedBatch, row: usize) -> Result<&[[u8; 4]], String> {
     match batch.element(columns::DECODE_IDS, row) {
-        None | Some([0xc0]) => Ok(&[]),
+        Some([0xc4, len, ids @ ..]) if ids.len() == usize::from(*len) && ids.len() % 4 == 0 => Ok(ids.as_chunks().0),
+        None | Some([NIL]) => Ok(&[]),
         Some(item) => match Cursor::new(item).bin().map(<[u8]>::as_chunks::<4>) {
             Ok((ids, [])) => Ok(ids),
             _ => Err("decode_ids of the row are no ids".to_owned()),

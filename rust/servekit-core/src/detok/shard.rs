@@ -2,16 +2,18 @@
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
+use std::hash::{BuildHasherDefault, Hasher};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use crate::split::split_rows_by_worker;
+use crate::split::{Places, split_rows_by_worker};
 use crate::wire::columns::batch_token_id as columns;
 use crate::wire::{Kind, Rid, Route, ScannedBatch, TextOptions};
 
 use super::carried::Layout;
-use super::output::{Reason, Rows, ShardOutput, WorkerFrame};
+use super::output::{Body, Reason, Rows, ShardOutput, WorkerFrame};
 use super::request::{End, Request};
+use super::source::Source;
 use super::vocabulary::Vocabulary;
 
 /// HTTP status of what is the server's fault.
@@ -22,8 +24,7 @@ const SERVER_ERROR: u16 = 500;
 /// # Panics
 /// `shards` is zero.
 pub fn shard_of(rid: u64, shards: usize) -> usize {
-    // Fibonacci hashing: ids of one worker follow each other, and so spread evenly.
-    ((rid.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) % shards as u64) as usize
+    ((rid.wrapping_mul(SPREAD) >> 32) % shards as u64) as usize
 }
 
 /// What a shard has counted since its start.
@@ -57,14 +58,49 @@ pub struct Shard {
     shards: usize,
     vocabulary: Option<Arc<Vocabulary>>,
     layout: Layout,
-    requests: HashMap<u64, State>,
+    requests: HashMap<u64, State, BuildHasherDefault<RidHasher>>,
     counts: Counts,
+    /// Rows for the workers of the step at hand; kept for their buffers.
+    rows: Vec<Rows>,
 }
+
+/// Spreads request ids, which count upwards. A keyed hash would cost more than the rest of a look-up, and guards against
+/// nothing here: ids are minted by the server's own workers.
+#[derive(Default)]
+struct RidHasher(u64);
+
+impl Hasher for RidHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|byte| self.write_u64(self.0.rotate_left(8) ^ u64::from(*byte)));
+    }
+
+    #[inline]
+    fn write_u64(&mut self, rid: u64) {
+        let spread = rid.wrapping_mul(SPREAD);
+        // The map reads the bits at both ends; those at the upper one are spread best.
+        self.0 = spread ^ (spread >> 32);
+    }
+}
+
+/// 2^64 by the golden ratio: Fibonacci hashing sends ids that follow each other far apart.
+const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
 
 impl Shard {
     /// Shard `index` of `shards`; without a vocabulary it passes ids only.
     pub fn new(index: usize, shards: usize, vocabulary: Option<Arc<Vocabulary>>) -> Self {
-        Self { index, shards, vocabulary, layout: Layout::new(), requests: HashMap::new(), counts: Counts::default() }
+        Self {
+            index,
+            shards,
+            vocabulary,
+            layout: Layout::new(),
+            requests: HashMap::default(),
+            counts: Counts::default(),
+            rows: Vec::new(),
+        }
     }
 
     /// Begin a request. It must be known here before anything about it is said, a refusal included. One that is known
@@ -127,9 +163,8 @@ impl Shard {
     }
 
     fn detokenize(&mut self, batch: &ScannedBatch, rank: Option<u16>, out: &mut ShardOutput) {
-        let mut frames: Vec<Rows> = Vec::new();
-        let mut places: HashMap<Route, usize> = HashMap::new();
-        let carries = self.layout.in_batch(batch);
+        let mut workers = Places::new();
+        let source = Source::new(batch, self.layout.in_batch(batch));
         for (row, rid) in batch.rids().iter().copied().enumerate() {
             if self.shards > 1 && shard_of(rid, self.shards) != self.index {
                 continue;
@@ -152,7 +187,7 @@ impl Shard {
                 continue;
             };
             let vocabulary = self.vocabulary.as_deref();
-            let step = || request.step(vocabulary, &self.layout, batch, row, carries);
+            let step = || request.step(vocabulary, &self.layout, &source, row);
             // What a failing decoder leaves behind belongs to this request alone, and goes with it.
             let step =
                 catch_unwind(AssertUnwindSafe(step)).unwrap_or_else(|_| Err("the detokenizer failed".to_owned()));
@@ -174,12 +209,11 @@ impl Shard {
             };
             let ended = !matches!(reason, Reason::None);
             if let Some(release) = request.take(ended) {
-                let route = Rid(rid).route();
-                let place = *places.entry(route).or_insert_with(|| {
-                    frames.push(Rows::new(route));
-                    frames.len() - 1
-                });
-                frames[place].push(&self.layout, Rid(rid), row as u32, completion_tokens, &reason, release);
+                let worker = workers.of(Rid(rid).route().into()) as usize;
+                if worker == self.rows.len() {
+                    self.rows.push(Rows::default());
+                }
+                self.rows[worker].push(&self.layout, row as u32, completion_tokens, &reason, release);
             }
             if finished {
                 entry.remove();
@@ -188,7 +222,8 @@ impl Shard {
                 out.aborts.push(rid);
             }
         }
-        out.frames.extend(frames.into_iter().map(|rows| rows.into_frame(&self.layout, batch)));
+        let routes = workers.keys().iter().map(|key| Route::from(*key));
+        out.frames.extend(routes.zip(&mut self.rows).map(|(route, rows)| rows.frame(route, &self.layout, batch)));
     }
 
     fn pass(&mut self, batch: &ScannedBatch, out: &mut ShardOutput) {
@@ -220,12 +255,12 @@ impl Shard {
                     self.counts.failed += 1;
                 }
                 let (seen, generated) = (request.seen, request.generated);
-                let mut rows = Rows::new(Rid(rid).route());
+                let mut rows = Rows::default();
                 if let Some(release) = request.take(true) {
                     let reason = Reason::Failed(kind, message, status);
-                    rows.push(&self.layout, Rid(rid), 0, generated, &reason, release);
+                    rows.push(&self.layout, 0, generated, &reason, release);
                 }
-                out.frames.push(rows.into_single(&self.layout, seen));
+                out.frames.push(rows.single(Rid(rid), &self.layout, seen));
                 true
             }
         }
@@ -245,7 +280,7 @@ impl Shard {
 /// Rows of a batch go to their workers as they are.
 fn pass_rows(batch: &ScannedBatch, wanted: impl Fn(u64) -> bool, out: &mut ShardOutput) {
     for part in split_rows_by_worker(batch, wanted) {
-        let body = (*part.body).as_ref().to_vec();
+        let body = Body::Shared(part.body);
         out.frames.push(WorkerFrame { route: part.route, kind: batch.kind(), rows: part.rows, body });
     }
 }

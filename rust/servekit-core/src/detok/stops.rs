@@ -21,6 +21,8 @@ impl State {
 /// Finds the stop string that is complete first; of those complete at the same byte, the longest.
 pub(super) struct Stops {
     states: Vec<State>,
+    /// Bytes with which stop strings begin, a bit each: most text is passed by looking here alone.
+    begins: [u64; 4],
     at: u32,
 }
 
@@ -46,7 +48,9 @@ impl Stops {
         if states.len() == 1 {
             return None;
         }
-        let mut stops = Self { states, at: 0 };
+        let mut begins = [0; 4];
+        states[0].next.iter().for_each(|(byte, _)| begins[usize::from(byte >> 6)] |= 1 << (byte & 63));
+        let mut stops = Self { states, begins, at: 0 };
         stops.link();
         Some(stops)
     }
@@ -82,7 +86,13 @@ impl Stops {
     }
 
     /// Read text; where a stop string ends in it, and that string's length.
+    #[inline]
     pub(super) fn find(&mut self, text: &[u8]) -> Option<(usize, usize)> {
+        let begins = |byte: &u8| self.begins[usize::from(byte >> 6)] >> (byte & 63) & 1 == 1;
+        if self.at == 0 && !text.iter().any(begins) { None } else { self.read(text) }
+    }
+
+    fn read(&mut self, text: &[u8]) -> Option<(usize, usize)> {
         for (i, byte) in text.iter().enumerate() {
             self.at = self.follow(self.at, *byte);
             let matched = self.states[self.at as usize].matched;
@@ -94,8 +104,9 @@ impl Stops {
     }
 
     /// Bytes at the end of the text that could still become a stop string.
+    #[inline]
     pub(super) fn held(&self) -> usize {
-        self.states[self.at as usize].depth as usize
+        if self.at == 0 { 0 } else { self.states[self.at as usize].depth as usize }
     }
 }
 

@@ -3,33 +3,47 @@
 use tokenizers::{Decoder, DecoderWrapper, Tokenizer};
 
 /// The id has a token.
-const PRESENT: u8 = 1;
+const PRESENT: u32 = 1;
 /// The token is special.
-const SPECIAL: u8 = 2;
+const SPECIAL: u32 = 2;
 /// The token stands for one byte of a run.
-const BYTE: u8 = 4;
+const BYTE: u32 = 4;
 /// The token's bytes are UTF-8.
-const TEXT: u8 = 8;
+const TEXT: u32 = 8;
 
 /// Highest token id that a table is made for; above it, something is wrong with the file.
 const MAX_ID: u32 = 1 << 24;
 
-/// Byte strings one after another.
+/// What an id adds, in one word: where its bytes start, how many they are, and the flags.
+#[derive(Clone, Copy)]
+struct Entry {
+    start: u32,
+    len_and_flags: u32,
+}
+
+/// Bits of [`Entry::len_and_flags`] that are flags.
+const FLAG_BITS: u32 = 4;
+
+/// Byte strings with flags, by id.
 #[derive(Default)]
 struct Strings {
     bytes: Vec<u8>,
-    ends: Vec<u32>,
+    entries: Vec<Entry>,
 }
 
 impl Strings {
-    fn push(&mut self, string: &[u8]) {
+    fn push(&mut self, flags: u32, string: &[u8]) {
+        let start = self.bytes.len() as u32;
+        self.entries.push(Entry { start, len_and_flags: (string.len() as u32) << FLAG_BITS | flags });
         self.bytes.extend_from_slice(string);
-        self.ends.push(self.bytes.len() as u32);
     }
 
-    fn get(&self, index: usize) -> &[u8] {
-        let start = if index == 0 { 0 } else { self.ends[index - 1] as usize };
-        &self.bytes[start..self.ends[index] as usize]
+    /// Flags and bytes of an id; None if the table ends before it.
+    #[inline]
+    fn get(&self, id: u32) -> Option<(u32, &[u8])> {
+        let entry = self.entries.get(id as usize)?;
+        let bytes = self.bytes.get(entry.start as usize..)?.get(..(entry.len_and_flags >> FLAG_BITS) as usize)?;
+        Some((entry.len_and_flags & ((1 << FLAG_BITS) - 1), bytes))
     }
 }
 
@@ -45,7 +59,6 @@ pub(super) enum Piece<'a> {
 
 /// What each token adds to the text, for the decoders whose result is the sum of such pieces.
 pub(super) struct Table {
-    flags: Vec<u8>,
     pieces: Strings,
     /// Pieces of a text's first token, where they differ.
     first: Option<Strings>,
@@ -142,7 +155,6 @@ impl Table {
         }
         let positional = matches!(reading, Reading::Each(_) | Reading::Spaces);
         let mut table = Self {
-            flags: Vec::with_capacity(last as usize + 1),
             pieces: Strings::default(),
             first: positional.then(Strings::default),
             strip: None,
@@ -183,12 +195,11 @@ impl Table {
         Ok(())
     }
 
-    fn push_piece(&mut self, flags: u8, rest: &[u8], first: &[u8]) {
+    fn push_piece(&mut self, flags: u32, rest: &[u8], first: &[u8]) {
         let text = if std::str::from_utf8(rest).is_ok() { TEXT } else { 0 };
-        self.flags.push(flags | text);
-        self.pieces.push(rest);
+        self.pieces.push(flags | text, rest);
         if let Some(strings) = &mut self.first {
-            strings.push(first);
+            strings.push(flags | text, first);
         }
     }
 
@@ -198,19 +209,17 @@ impl Table {
     }
 
     /// What a token adds; None if there is no such token or it is skipped.
+    #[inline]
     pub(super) fn piece(&self, id: u32, first: bool, skip_special: bool) -> Option<Piece<'_>> {
-        let index = id as usize;
-        let flags = self.flags.get(index).copied().filter(|flags| flags & PRESENT != 0)?;
-        if skip_special && flags & SPECIAL != 0 {
-            return None;
-        }
         let strings = self.first.as_ref().filter(|_| first).unwrap_or(&self.pieces);
-        let bytes = strings.get(index);
-        Some(match flags & (BYTE | TEXT) {
-            flags if flags & BYTE != 0 => Piece::RunByte(bytes[0]),
-            0 => Piece::Bytes(bytes),
-            _ => Piece::Text(bytes),
-        })
+        let (flags, bytes) = strings.get(id)?;
+        let skipped = if skip_special { SPECIAL } else { 0 };
+        match flags & (PRESENT | BYTE | TEXT | skipped) {
+            flags if flags == PRESENT | TEXT => Some(Piece::Text(bytes)),
+            flags if flags & PRESENT == 0 || flags & skipped != 0 => None,
+            flags if flags & BYTE != 0 => bytes.first().map(|byte| Piece::RunByte(*byte)),
+            _ => Some(Piece::Bytes(bytes)),
+        }
     }
 }
 

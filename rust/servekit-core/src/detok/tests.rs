@@ -43,7 +43,7 @@ fn step(rows: &[(u64, u32)], finished: bool) -> ScannedBatch {
 fn rows(output: &ShardOutput) -> Vec<(u64, Option<String>, String)> {
     let mut out = Vec::new();
     for frame in &output.frames {
-        let Value::Array(fields) = rmpv::decode::read_value(&mut &frame.body[..]).unwrap() else { panic!() };
+        let Value::Array(fields) = rmpv::decode::read_value(&mut frame.body.as_ref()).unwrap() else { panic!() };
         let column = |i: usize| fields[i].as_array().unwrap().clone();
         assert_eq!(column(1).len(), frame.rows as usize);
         for (i, rid) in column(1).iter().enumerate() {
@@ -94,6 +94,35 @@ fn shards_share_a_frame_and_each_row_is_one_shards() {
     assert_eq!(seen, expected);
 }
 
+/// Buffers are used again from step to step: nothing of one step, nor of another worker, may show in the next.
+#[test]
+fn steps_leave_nothing_behind() {
+    let mut shard = shard(PLAIN, 0, 1);
+    let rids: Vec<u64> = (0..40).map(|i| Rid::mint(i % 5, 1, u64::from(i)).0).collect();
+    for (i, rid) in rids.iter().enumerate() {
+        let options = TextOptions { ids: i % 3 == 0, ..TextOptions::default() };
+        shard.open(*rid, options, true);
+    }
+    for (turn, there) in [(0, 0..40), (1, 7..23), (2, 0..3), (3, 0..40)] {
+        let step_rows: Vec<(u64, u32)> = rids[there.clone()].iter().map(|rid| (*rid, 1)).collect();
+        let mut output = ShardOutput::default();
+        shard.batch(&step(&step_rows, turn == 3), &mut output);
+        let mut said = rows(&output);
+        said.sort_unstable();
+        let mut expected: Vec<_> = there
+            .map(|i| {
+                let reason = (turn == 3).then(|| "length".to_owned());
+                (rids[i], reason, if turn == 0 { "b" } else { " b" }.to_owned())
+            })
+            .collect();
+        expected.sort_unstable();
+        assert_eq!(said, expected, "turn {turn}");
+        let workers = output.frames.iter().map(|frame| frame.route.worker).collect::<std::collections::HashSet<_>>();
+        assert_eq!(workers.len(), output.frames.len(), "one frame a worker");
+    }
+    assert_eq!((shard.live(), shard.counts()), (0, Counts::default()));
+}
+
 #[test]
 fn a_request_opened_twice_goes_on() {
     let mut shard = shard(PLAIN, 0, 1);
@@ -115,10 +144,15 @@ fn embeddings_pass_as_they_are() {
     let mut body = b"\x94\xb4BatchEmbeddingOutput\x91\xcf".to_vec();
     body.extend_from_slice(&rid.to_be_bytes());
     body.extend_from_slice(b"\xc0\x91\x91\xa4stop");
-    let batch = ScannedBatch::parse(Kind::BatchEmbedding, Arc::new(body.clone())).unwrap();
+    let batch = ScannedBatch::parse(Kind::BatchEmbedding, Arc::new(body)).unwrap();
     let mut output = ShardOutput::default();
     shard.batch(&batch, &mut output);
-    assert_eq!(output.frames, [WorkerFrame { route: Rid(rid).route(), kind: Kind::BatchEmbedding, rows: 1, body }]);
+    let [WorkerFrame { route, kind: Kind::BatchEmbedding, rows: 1, body: Body::Shared(passed) }] = &output.frames[..]
+    else {
+        panic!("{:?}", output.frames);
+    };
+    assert_eq!(*route, Rid(rid).route());
+    assert!(Arc::ptr_eq(passed, batch.shared()), "one worker's batch is not copied");
     assert_eq!(shard.live(), 0);
 }
 

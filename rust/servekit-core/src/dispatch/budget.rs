@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use super::loads::{self, INACTIVE, kept};
 use super::prefixes::Prefixes;
 use super::{CHUNK, DispatchError, LoadBalanceMethod};
+use crate::wire::Load;
 
 /// Most tokens that one request is booked with.
 const MOST_TOKENS: u64 = 1 << 40;
@@ -21,6 +22,25 @@ pub struct Report {
     pub requests: u64,
     /// Tokens: held by running requests or still to compute.
     pub tokens: u64,
+    /// Those still to compute.
+    pub pending: u64,
+}
+
+impl Report {
+    /// A report of tokens that are all still to compute.
+    pub fn new(last_dispatch: u64, requests: u64, tokens: u64) -> Self {
+        Self { last_dispatch, requests, tokens, pending: tokens }
+    }
+
+    /// What a batch's envelope says.
+    pub fn of(last_dispatch: u64, load: Load) -> Self {
+        Self {
+            last_dispatch,
+            requests: u64::from(load.running).saturating_add(u64::from(load.waiting)),
+            tokens: load.held_tokens.saturating_add(load.pending_tokens),
+            pending: load.pending_tokens,
+        }
+    }
 }
 
 /// A choice: the rank, and the number under which the dispatch is booked.
@@ -51,6 +71,13 @@ impl RankBudget {
     /// Tokens of the last report and those dispatched since.
     pub fn tokens(&self) -> u64 {
         self.report.tokens.saturating_add(self.unseen_tokens)
+    }
+
+    /// What it has to compute, in tokens, as far as a prompt that is cached there would wait for it: what is pending or
+    /// unseen, and one chunk for each request, about as much as the tokens that it will still generate cost.
+    fn work(&self) -> u64 {
+        let pending = self.report.pending.saturating_add(self.unseen_tokens);
+        pending.saturating_add(self.requests().saturating_mul(CHUNK as u64))
     }
 
     /// Prompt tokens that were dispatched and not yet seen.
@@ -98,6 +125,8 @@ pub struct DpBudget {
     requests: Vec<u64>,
     /// Tokens of each rank, as [`kept`] keeps them.
     tokens: Vec<u64>,
+    /// What each rank has to compute, as [`kept`] keeps it.
+    work: Vec<u64>,
     /// Where the next search starts: one past the rank chosen last, so that equal ranks take turns.
     next: usize,
     dispatches: u64,
@@ -114,6 +143,7 @@ impl DpBudget {
             ranks: vec![idle; ranks],
             requests: vec![0; ranks],
             tokens: vec![0; ranks],
+            work: vec![0; ranks],
             next: 0,
             dispatches: 0,
             unseen_tokens: 0,
@@ -154,10 +184,10 @@ impl DpBudget {
         Ok(self.book(rank, prompt.tokens))
     }
 
-    /// The rank with the smallest load once what it would have to compute of the prompt is added; none that is crowded.
+    /// The rank that has the least to compute once what is not cached there of the prompt is added; none that is crowded.
     fn dispatch_cached(&mut self, prompt: Prompt<'_>) -> Result<Dispatched, DispatchError> {
-        let mut rank = loads::least(&self.tokens, self.next).ok_or(DispatchError::NoActiveRank)?;
-        let mut work = prompt.tokens;
+        let mut rank = loads::least(&self.work, self.next).ok_or(DispatchError::NoActiveRank)?;
+        let mut charge = prompt.tokens;
         if !prompt.prefixes.is_empty() {
             let prefixes = self.prefixes.get_or_insert_with(|| Prefixes::new(self.ranks.len()));
             let found = prefixes.search(prompt.prefixes);
@@ -170,21 +200,21 @@ impl DpBudget {
                 // The last token is computed in any case: its result is the first of the answer.
                 let left = |chunks| prompt.tokens.saturating_sub(u64::from(chunks) * CHUNK as u64).max(1);
                 let own = found.holders.iter().find(|(holder, _)| *holder == rank);
-                work = left(own.map_or(found.common, |&(_, chunks)| chunks));
-                let mut best = self.tokens[rank].saturating_add(work);
+                charge = left(own.map_or(found.common, |&(_, chunks)| chunks));
+                let mut best = self.work[rank].saturating_add(charge);
                 for &(holder, chunks) in found.holders {
-                    let (left, tokens) = (left(chunks), self.tokens[holder]);
-                    let load = tokens.saturating_add(left);
-                    // Of equal loads, the one with less to compute.
-                    if (load, left) < (best, work) && tokens != INACTIVE && !crowded(holder) {
-                        (rank, work, best) = (holder, left, load);
+                    let (left, work) = (left(chunks), self.work[holder]);
+                    let load = work.saturating_add(left);
+                    // Of equal loads, the one with less of the prompt to compute.
+                    if (load, left) < (best, charge) && work != INACTIVE && !crowded(holder) {
+                        (rank, charge, best) = (holder, left, load);
                     }
                 }
             }
             prefixes.learn(rank, prompt.prefixes);
         }
         self.turn(rank);
-        Ok(self.book(rank, work))
+        Ok(self.book(rank, charge))
     }
 
     /// Books a request at a rank that somebody named, as if it had been chosen.
@@ -292,6 +322,7 @@ impl DpBudget {
         let known = &self.ranks[rank];
         self.requests[rank] = kept(known.requests(), known.active);
         self.tokens[rank] = kept(known.tokens(), known.active);
+        self.work[rank] = kept(known.work(), known.active);
     }
 }
 

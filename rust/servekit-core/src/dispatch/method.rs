@@ -15,8 +15,8 @@ pub enum LoadBalanceMethod {
     TotalRequests,
     /// The rank with the fewest tokens, held by running requests or still to compute; ties rotate.
     TotalTokens,
-    /// The rank with the fewest tokens once those of the prompt are added that it has to compute: all but what it
-    /// probably has cached. A rank with many more requests than the others is not chosen for its cache.
+    /// The rank with the least to compute once those of the prompt's tokens are added that it probably has not cached.
+    /// A rank with many more requests than the others is not chosen for its cache.
     CacheAware,
 }
 

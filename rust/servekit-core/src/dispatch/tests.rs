@@ -27,7 +27,7 @@ fn a_stale_report_erases_no_dispatch() {
     // Written before `first` arrived at its rank: the rank says idle, the budget knows better.
     assert!(budget.update(first.rank, Report::default()));
     assert_eq!(budget.ranks()[first.rank].tokens(), 100);
-    assert!(budget.update(first.rank, Report { last_dispatch: first.dispatch, requests: 1, tokens: 90 }));
+    assert!(budget.update(first.rank, Report::new(first.dispatch, 1, 90)));
     assert_eq!((budget.ranks()[first.rank].requests(), budget.ranks()[first.rank].tokens()), (1, 90));
     // Older than the one before.
     assert!(!budget.update(first.rank, Report::default()));
@@ -38,8 +38,8 @@ fn a_stale_report_erases_no_dispatch() {
 fn an_idle_rank_is_idle_again_after_its_report() {
     let mut budget = DpBudget::new(2);
     let first = budget.dispatch(TotalRequests, Prompt::of(1)).unwrap();
-    assert!(budget.update(first.rank, Report { last_dispatch: first.dispatch, requests: 1, tokens: 5 }));
-    assert!(budget.update(first.rank, Report { last_dispatch: first.dispatch, requests: 0, tokens: 0 }));
+    assert!(budget.update(first.rank, Report::new(first.dispatch, 1, 5)));
+    assert!(budget.update(first.rank, Report::new(first.dispatch, 0, 0)));
     assert_eq!(budget.ranks()[first.rank].requests(), 0);
 }
 
@@ -132,7 +132,7 @@ fn shared_prefixes_land_together() {
             let (prefixes, tokens) = member(family, own, 1024);
             let choice = budget.dispatch(CacheAware, Prompt { tokens, room: None, prefixes: &prefixes }).unwrap();
             assert_eq!(*homes[family as usize].get_or_insert(choice.rank), choice.rank, "family {family}");
-            let report = Report { last_dispatch: choice.dispatch, requests: 0, tokens: 0 };
+            let report = Report::new(choice.dispatch, 0, 0);
             assert!(budget.update(choice.rank, report));
         }
     }
@@ -149,7 +149,7 @@ fn what_a_rank_has_cached_is_not_charged_again() {
     assert_eq!(budget.ranks()[first.rank].tokens(), tokens);
     let second = budget.dispatch(CacheAware, prompt).unwrap();
     assert_eq!(second.rank, 1 - first.rank, "as busy as computing it anew");
-    assert!(budget.update(first.rank, Report { last_dispatch: first.dispatch, requests: 0, tokens: 0 }));
+    assert!(budget.update(first.rank, Report::new(first.dispatch, 0, 0)));
     let third = budget.dispatch(CacheAware, prompt).unwrap();
     assert_eq!((third.rank, budget.ranks()[first.rank].tokens()), (first.rank, tokens % 64));
 }
@@ -175,7 +175,7 @@ fn a_crowded_rank_is_not_chosen_for_its_cache() {
     let (prefixes, tokens) = member(1, 1, 4096);
     let prompt = Prompt { tokens, room: None, prefixes: &prefixes };
     let home = budget.dispatch(CacheAware, prompt).unwrap();
-    let report = |requests| Report { last_dispatch: home.dispatch, requests, tokens: requests };
+    let report = |requests| Report::new(home.dispatch, requests, 1);
     assert!(budget.update(home.rank, report(1)));
     assert_eq!(budget.dispatch(CacheAware, prompt).unwrap().rank, home.rank);
     // A hundred requests whose prompts are done: few tokens, and no room in the batch.
@@ -222,9 +222,7 @@ fn all_that_is_unseen_is_what_the_ranks_have_not_seen() {
     let dispatched: Vec<_> = (1..20).map(|n| budget.dispatch(TotalTokens, Prompt::of(n * 7)).unwrap()).collect();
     assert_eq!((budget.unseen_tokens(), sum(&budget)), (190 * 7, 190 * 7));
     assert!(budget.release(dispatched[4].rank, dispatched[4].dispatch));
-    assert!(
-        budget.update(dispatched[9].rank, Report { last_dispatch: dispatched[9].dispatch, requests: 1, tokens: 1 })
-    );
+    assert!(budget.update(dispatched[9].rank, Report::new(dispatched[9].dispatch, 1, 1)));
     budget.reset(2);
     assert_eq!(budget.unseen_tokens(), sum(&budget));
     (0..2).for_each(|rank| budget.reset(rank));

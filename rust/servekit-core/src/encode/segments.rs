@@ -23,7 +23,8 @@ impl Segments {
     /// None if the tokenizer has tokens that look at what is around them, or fails the test on short texts.
     pub(super) fn of(tokenizer: &Tokenizer) -> Option<Self> {
         let added = tokenizer.get_added_vocabulary().get_added_tokens_decoder();
-        let mut raw: Vec<_> = added.iter().filter(|(_, token)| !token.normalized && !token.content.is_empty()).collect();
+        let mut raw: Vec<_> =
+            added.iter().filter(|(_, token)| !token.normalized && !token.content.is_empty()).collect();
         raw.sort_by_key(|(id, _)| **id);
         if raw.iter().any(|(_, token)| token.single_word) {
             return None;

@@ -262,6 +262,9 @@ impl Dispatcher {
             }
             Section::Empty | Section::Control { .. } if goes_to_all(envelope.kind) => {
                 self.count(|counts| counts.broadcast += 1);
+                if envelope.kind == Kind::FlushCache {
+                    self.with_budget(|budget, _| budget.forget_prefixes());
+                }
                 for rank in 0..self.lives.len() {
                     let mut parts = frames.iter().map(|part| part.to_vec());
                     let head = parts.next().unwrap_or_default();
@@ -340,11 +343,7 @@ impl Dispatcher {
                 return Ok(());
             }
             Section::Batch { last_dispatch, load: Some(load), .. } => {
-                let report = LoadReport {
-                    last_dispatch,
-                    requests: u64::from(load.running).saturating_add(u64::from(load.waiting)),
-                    tokens: load.held_tokens.saturating_add(load.pending_tokens),
-                };
+                let report = LoadReport::of(last_dispatch, load);
                 let counted = self.with_budget(|budget, _| budget.update(rank, report));
                 self.count(|counts| if counted { counts.reports += 1 } else { counts.reports_ignored += 1 });
             }

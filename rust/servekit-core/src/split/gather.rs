@@ -1,6 +1,6 @@
 //! Copying chosen rows of a batch into a body of their own.
 
-use crate::wire::msgpack::{Cursor, Sink, write_array, write_bin_head, write_map, write_str, write_uint};
+use crate::wire::msgpack::{Cursor, NIL, Sink, write_array, write_bin_head, write_map, write_str, write_uint};
 use crate::wire::{Cells, Lists, Pack, Places, ScannedBatch, WireError};
 
 /// A batch with the given rows, in the given order.
@@ -57,9 +57,17 @@ pub(super) fn share(batch: &ScannedBatch, rows: usize) -> usize {
 /// As [`gather`].
 pub(super) fn gather_to(batch: &ScannedBatch, rows: &[u32], out: &mut Pack) {
     write_head(out, batch.tag(), batch.cells().len());
+    // Most columns of most batches are absent.
+    let mut absent = 0;
     for cells in batch.cells() {
-        write_column(batch, cells, rows, out);
+        if matches!(cells, Cells::Absent) {
+            absent += 1;
+        } else {
+            out.fill(NIL, std::mem::take(&mut absent));
+            write_column(batch, cells, rows, out);
+        }
     }
+    out.fill(NIL, absent);
 }
 
 /// Start of a body: array and tag.
@@ -71,7 +79,7 @@ pub(crate) fn write_head(out: &mut impl Sink, tag: &str, columns: usize) {
 /// One column of the given rows, all of which the batch has.
 pub(crate) fn write_column(batch: &ScannedBatch, cells: &Cells, rows: &[u32], out: &mut Pack) {
     match cells {
-        Cells::Absent => out.push(0xc0),
+        Cells::Absent => out.push(NIL),
         Cells::Shared(range) => out.append(&batch.body()[range.clone()]),
         Cells::List(list) => write_list(batch, *list, rows, out),
         Cells::Dict(lists) => {
@@ -105,7 +113,7 @@ fn write_list(batch: &ScannedBatch, list: Lists, rows: &[u32], out: &mut Pack) {
     match list.places {
         Places::Even { start, size } => out.copy_rows(&batch.body()[start..], size, rows),
         Places::Same { start } => out.fill(batch.body()[start], rows.len()),
-        Places::Mixed { .. } => out.copy_between(batch.body(), batch.bounds(list), rows),
+        Places::Mixed { .. } => out.copy_ranges(batch.body(), batch.ranges(list), rows),
     }
 }
 
@@ -118,7 +126,7 @@ fn write_short_list(batch: &ScannedBatch, list: Lists, rows: &[u32], out: &mut P
         if has(row) {
             out.append(&batch.body()[batch.range(list, *row as usize)]);
         } else {
-            out.push(0xc0);
+            out.push(NIL);
         }
     }
 }

@@ -50,10 +50,10 @@ impl Groups {
     }
 }
 
-/// Numbers keys in the order in which they first come.
-struct Places {
+/// Numbers keys, which are below `u32::MAX`, in the order in which they first come.
+pub(crate) struct Places {
     keys: Vec<u32>,
-    /// A hash table of the first [`FEW`] keys: key and place + 1, or zeros. It is never more than half full.
+    /// A hash table of the first [`FEW`] keys and their numbers. It is never more than half full.
     few: [(u32, u32); 2 * FEW],
     /// All keys, once there are more.
     many: HashMap<u32, u32>,
@@ -61,13 +61,22 @@ struct Places {
 
 const FEW: usize = 64;
 
+/// Stands for no key; no key is that large.
+const FREE: u32 = u32::MAX;
+
 impl Places {
-    fn new() -> Self {
-        Self { keys: Vec::with_capacity(16), few: [(0, 0); 2 * FEW], many: HashMap::new() }
+    pub(crate) fn new() -> Self {
+        Self { keys: Vec::with_capacity(16), few: [(FREE, 0); 2 * FEW], many: HashMap::new() }
     }
 
+    /// The keys, each at its number.
+    pub(crate) fn keys(&self) -> &[u32] {
+        &self.keys
+    }
+
+    /// A key's number.
     #[inline]
-    fn of(&mut self, key: u32) -> u32 {
+    pub(crate) fn of(&mut self, key: u32) -> u32 {
         if !self.many.is_empty() {
             return self.of_many(key);
         }
@@ -75,8 +84,8 @@ impl Places {
         let mut slot = (key.wrapping_mul(0x9e37_79b9) >> (32 - FEW.ilog2() - 1)) as usize;
         loop {
             match self.few[slot] {
-                (_, 0) => return self.add(key, slot),
-                (known, place) if known == key => return place - 1,
+                (known, place) if known == key => return place,
+                (FREE, _) => return self.add(key, slot),
                 _ => slot = (slot + 1) % self.few.len(),
             }
         }
@@ -87,7 +96,7 @@ impl Places {
         let place = self.keys.len() as u32;
         self.keys.push(key);
         if self.keys.len() <= FEW {
-            self.few[slot] = (key, place + 1);
+            self.few[slot] = (key, place);
         } else {
             self.many.extend(self.keys.iter().copied().zip(0..));
         }

@@ -13,6 +13,7 @@ use group::Groups;
 
 pub use gather::{extract_field_by_index, handle_output_by_index, take_rows};
 pub(crate) use gather::{write_column, write_head};
+pub(crate) use group::Places;
 pub use merge::merge;
 
 /// What one worker gets of a batch.

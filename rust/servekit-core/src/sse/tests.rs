@@ -31,8 +31,8 @@ fn render(
     batch: &ScannedBatch,
 ) -> Result<(Vec<(u8, String)>, Option<Vec<u8>>), WireError> {
     let mut written = Vec::new();
-    let (left, _) = streams
-        .render(batch, 0, |sink, event| written.push((*sink, String::from_utf8(event.to_vec()).unwrap())))?;
+    let (left, _) =
+        streams.render(batch, 0, |sink, event| written.push((*sink, String::from_utf8(event.to_vec()).unwrap())))?;
     Ok((written, left))
 }
 
@@ -113,7 +113,8 @@ fn tokens_and_gaps_of_open_streams_are_tallied() {
     for (rid, now) in [(1, 100), (2, 100), (3, 40)] {
         streams.open(rid, Template::new(b"<", b">", false), 0, 1, now);
     }
-    let (_, tally) = streams.render(&batch(&[(1, "a", 2, false), (9, "x", 50, false), (2, "", 4, false)]), 120, |_, _| {}).unwrap();
+    let (_, tally) =
+        streams.render(&batch(&[(1, "a", 2, false), (9, "x", 50, false), (2, "", 4, false)]), 120, |_, _| {}).unwrap();
     assert_eq!(tally, Tally { generated: 1 + 3, gaps: vec![(20, 2)] });
     let rows = [(1, "b", 3, false), (2, "c", 9, true), (3, "d", 2, false)];
     let (_, tally) = streams.render(&batch(&rows), 150, |_, _| {}).unwrap();

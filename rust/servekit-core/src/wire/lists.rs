@@ -17,57 +17,51 @@ pub(crate) enum Places {
     Even { start: usize, size: usize },
     /// All are the same single byte, the first of them at `start`.
     Same { start: usize },
-    /// Item i is `offsets[first + i]..offsets[first + i + 1]`, in the batch's offsets.
+    /// From `first` on in the batch's ranges.
     Mixed { first: usize },
 }
 
 impl Lists {
-    /// Pass `len` items, which the bytes that are left can hold. Where each starts goes to `offsets`, unless they are of
-    /// one size.
-    pub(super) fn scan(cursor: &mut Cursor<'_>, len: usize, offsets: &mut Vec<u32>) -> Result<Self, Broken> {
-        if let Some(size) = even_size(*cursor, len) {
-            let start = cursor.at;
+    /// Pass `len` items, which the bytes that are left can hold. Where each starts and ends goes to `ranges`, unless they
+    /// are of one size.
+    pub(super) fn scan(cursor: &mut Cursor<'_>, len: usize, ranges: &mut Vec<(u32, u32)>) -> Result<Self, Broken> {
+        if let Some((places, size)) = even(*cursor, len) {
             cursor.at += size * len;
-            let places = match cursor.bytes[start..cursor.at] {
-                [first, ref others @ ..]
-                    if size == 1 && others.iter().fold(true, |all, byte| all & (*byte == first)) =>
-                {
-                    Places::Same { start }
-                }
-                _ => Places::Even { start, size },
-            };
             return Ok(Self { len, places });
         }
-        let first = offsets.len();
-        offsets.resize(first + len + 1, 0);
-        let (end, starts) = offsets[first..].split_last_mut().ok_or((cursor.at, "no room"))?;
-        for start in starts {
+        let first = ranges.len();
+        ranges.resize(first + len, (0, 0));
+        for (start, end) in &mut ranges[first..] {
             *start = cursor.at as u32;
             cursor.skip()?;
+            *end = cursor.at as u32;
         }
-        *end = cursor.at as u32;
         Ok(Self { len, places: Places::Mixed { first } })
     }
 }
 
-/// Size of each of the next `len` items, if their heads show that it is the same for all.
-fn even_size(cursor: Cursor<'_>, len: usize) -> Option<usize> {
+/// Where the next `len` items lie and the size of each, if their heads show that it is the same for all.
+fn even(cursor: Cursor<'_>, len: usize) -> Option<(Places, usize)> {
+    let start = cursor.at;
     if len == 0 {
-        return Some(0);
+        return Some((Places::Even { start, size: 0 }, 0));
     }
     let mut after = cursor;
     after.skip().ok()?;
-    let size = after.at - cursor.at;
-    let items = cursor.bytes.get(cursor.at..)?.get(..size.checked_mul(len)?)?;
+    let size = after.at - start;
+    let items = cursor.bytes.get(start..)?.get(..size.checked_mul(len)?)?;
+    if size == 1 && items[1..] == items[..len - 1] {
+        return Some((Places::Same { start }, 1));
+    }
     let even = match head_size(items) {
-        1 if size == 1 => items.iter().fold(true, |all, head| all & is_single(*head)),
+        1 if size == 1 => items.iter().fold(0, |wrong, head| wrong | u8::from(!is_single(*head))) == 0,
         1 => alike::<1>(items, size),
         2 => alike::<2>(items, size),
         3 => alike::<3>(items, size),
         4 => alike::<4>(items, size),
         _ => false,
     };
-    even.then_some(size)
+    even.then_some((Places::Even { start, size }, size))
 }
 
 /// Bytes at the start of an item that tell its size, whatever follows; 0 for items that say it elsewhere, too.
@@ -91,24 +85,24 @@ fn alike<const N: usize>(items: &[u8], size: usize) -> bool {
     items.chunks_exact(size).all(|item| item.first_chunk::<N>() == head)
 }
 
-/// Whether an item with this head is a single byte. Written without branches, so that many are looked at at once.
+/// Whether an item with this head is a single byte.
 fn is_single(head: u8) -> bool {
-    (head < 0x80) | (head >= 0xe0) | (head == 0xc0) | (head == 0xc2) | (head == 0xc3)
+    !matches!(head, 0x80..=0xbf | 0xc1 | 0xc4..=0xdf)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn scan(bytes: &[u8], len: usize) -> (Result<Lists, Broken>, Vec<u32>) {
-        let mut offsets = Vec::new();
-        (Lists::scan(&mut Cursor::new(bytes), len, &mut offsets), offsets)
+    fn scan(bytes: &[u8], len: usize) -> (Result<Lists, Broken>, Vec<(u32, u32)>) {
+        let mut ranges = Vec::new();
+        (Lists::scan(&mut Cursor::new(bytes), len, &mut ranges), ranges)
     }
 
     #[test]
-    fn items_of_one_size_need_no_offsets() {
+    fn items_of_one_size_need_no_ranges() {
         let even = |items: &[&[u8]]| match scan(&items.concat(), items.len()) {
-            (Ok(Lists { places: Places::Even { start: 0, size }, .. }), offsets) if offsets.is_empty() => Some(size),
+            (Ok(Lists { places: Places::Even { start: 0, size }, .. }), ranges) if ranges.is_empty() => Some(size),
             _ => None,
         };
         assert_eq!(even(&[b"\x00", b"\xc0", b"\xff", b"\xc2"]), Some(1));
@@ -125,9 +119,10 @@ mod tests {
     fn items_that_only_begin_alike_are_told_apart() {
         for items in [[&b"\xc4\x01a"[..], b"\xc4\x02ab"], [b"\x91\xa1a", b"\x91\xa2ab"], [b"\x91\xcc\x01", b"\x91\x01"]]
         {
-            let (list, offsets) = scan(&items.concat(), 2);
+            let (list, ranges) = scan(&items.concat(), 2);
             assert_eq!(list, Ok(Lists { len: 2, places: Places::Mixed { first: 0 } }), "{items:?}");
-            assert_eq!(offsets, [0, items[0].len() as u32, (items[0].len() + items[1].len()) as u32]);
+            let (first, all) = (items[0].len() as u32, items.concat().len() as u32);
+            assert_eq!(ranges, [(0, first), (first, all)]);
         }
     }
 }

@@ -3,7 +3,8 @@
 /// Deepest nesting of arrays and maps that is walked.
 const MAX_DEPTH: u32 = 64;
 
-const NIL: u8 = 0xc0;
+/// The item that is nothing.
+pub(crate) const NIL: u8 = 0xc0;
 
 /// Where in the bytes something is wrong, and what.
 pub(crate) type Broken = (usize, &'static str);
@@ -89,6 +90,8 @@ impl<'a> Cursor<'a> {
     fn skip_flat(&mut self) -> Result<bool, Broken> {
         let head = self.peek()?;
         let size = match fixed_size(head) {
+            // A short text, whose size need not be looked up.
+            _ if matches!(head, 0xa0..=0xbf) => usize::from(head) - 0x9f,
             0 if matches!(head, 0xc4 | 0xd9) => self.bytes.get(self.at + 1).map_or(0, |len| 2 + usize::from(*len)),
             size => size,
         };
@@ -176,7 +179,26 @@ impl<'a> Cursor<'a> {
     }
 
     /// A number that fits i64.
+    #[inline]
     pub(crate) fn int(&mut self) -> Result<i64, Broken> {
+        match self.bytes.get(self.at..) {
+            Some(&[small @ 0..=0x7f, ..]) => {
+                self.at += 1;
+                Ok(i64::from(small))
+            }
+            Some(&[0xcc, number, ..]) => {
+                self.at += 2;
+                Ok(i64::from(number))
+            }
+            Some(&[0xcd, high, low, ..]) => {
+                self.at += 3;
+                Ok(i64::from(u16::from_be_bytes([high, low])))
+            }
+            _ => self.any_int(),
+        }
+    }
+
+    fn any_int(&mut self) -> Result<i64, Broken> {
         let start = self.at;
         match self.peek()? {
             small @ 0xe0..=0xff => {
@@ -237,35 +259,37 @@ impl Sink for Vec<u8> {
     }
 }
 
-pub(crate) fn write_nil(out: &mut impl Sink) {
-    out.push(NIL);
-}
-
 /// Head of an array; lengths beyond u32 can't come up, for bodies are read with 32-bit offsets.
+#[inline]
 pub(crate) fn write_array(out: &mut impl Sink, len: usize) {
     match len {
         0..=15 => out.push(0x90 | len as u8),
-        16..=0xffff => write_sized(out, 0xdc, len, 2),
-        _ => write_sized(out, 0xdd, len, 4),
+        16..=0xffff => out.append(&marked::<3>(0xdc, len as u64)),
+        _ => out.append(&marked::<5>(0xdd, len as u64)),
     }
 }
 
 pub(crate) fn write_map(out: &mut impl Sink, len: usize) {
     match len {
         0..=15 => out.push(0x80 | len as u8),
-        16..=0xffff => write_sized(out, 0xde, len, 2),
-        _ => write_sized(out, 0xdf, len, 4),
+        16..=0xffff => out.append(&marked::<3>(0xde, len as u64)),
+        _ => out.append(&marked::<5>(0xdf, len as u64)),
     }
 }
 
 pub(crate) fn write_str(out: &mut impl Sink, text: &[u8]) {
-    match text.len() {
-        len @ 0..=31 => out.push(0xa0 | len as u8),
-        len @ 32..=0xff => write_sized(out, 0xd9, len, 1),
-        len @ 0x100..=0xffff => write_sized(out, 0xda, len, 2),
-        len => write_sized(out, 0xdb, len, 4),
-    }
+    write_str_head(out, text.len());
     out.append(text);
+}
+
+#[inline]
+pub(crate) fn write_str_head(out: &mut impl Sink, len: usize) {
+    match len {
+        0..=31 => out.push(0xa0 | len as u8),
+        32..=0xff => out.append(&marked::<2>(0xd9, len as u64)),
+        0x100..=0xffff => out.append(&marked::<3>(0xda, len as u64)),
+        _ => out.append(&marked::<5>(0xdb, len as u64)),
+    }
 }
 
 pub(crate) fn write_bin(out: &mut impl Sink, data: &[u8]) {
@@ -275,19 +299,20 @@ pub(crate) fn write_bin(out: &mut impl Sink, data: &[u8]) {
 
 pub(crate) fn write_bin_head(out: &mut impl Sink, len: usize) {
     match len {
-        0..=0xff => write_sized(out, 0xc4, len, 1),
-        0x100..=0xffff => write_sized(out, 0xc5, len, 2),
-        _ => write_sized(out, 0xc6, len, 4),
+        0..=0xff => out.append(&marked::<2>(0xc4, len as u64)),
+        0x100..=0xffff => out.append(&marked::<3>(0xc5, len as u64)),
+        _ => out.append(&marked::<5>(0xc6, len as u64)),
     }
 }
 
+#[inline]
 pub(crate) fn write_uint(out: &mut impl Sink, number: u64) {
     match number {
         0..=0x7f => out.push(number as u8),
-        0x80..=0xff => out.append(&[0xcc, number as u8]),
-        0x100..=0xffff => write_sized(out, 0xcd, number as usize, 2),
-        0x1_0000..=0xffff_ffff => write_sized(out, 0xce, number as usize, 4),
-        _ => write_sized(out, 0xcf, number as usize, 8),
+        0x80..=0xff => out.append(&marked::<2>(0xcc, number)),
+        0x100..=0xffff => out.append(&marked::<3>(0xcd, number)),
+        0x1_0000..=0xffff_ffff => out.append(&marked::<5>(0xce, number)),
+        _ => out.append(&marked::<9>(0xcf, number)),
     }
 }
 
@@ -295,15 +320,14 @@ pub(crate) fn write_int(out: &mut impl Sink, number: i64) {
     match u64::try_from(number) {
         Ok(number) => write_uint(out, number),
         Err(_) if number >= -32 => out.push(number as u8),
-        Err(_) => {
-            out.push(0xd3);
-            out.append(&number.to_be_bytes());
-        }
+        Err(_) => out.append(&marked::<9>(0xd3, number.cast_unsigned())),
     }
 }
 
-/// A marker, then a number of that many bytes.
-fn write_sized(out: &mut impl Sink, marker: u8, number: usize, bytes: usize) {
-    out.push(marker);
-    out.append(&(number as u64).to_be_bytes()[8 - bytes..]);
+/// A marker and the last `N - 1` bytes of a number.
+#[inline]
+fn marked<const N: usize>(marker: u8, number: u64) -> [u8; N] {
+    let mut item = [marker; N];
+    item[1..].copy_from_slice(&number.to_be_bytes()[9 - N..]);
+    item
 }

@@ -35,30 +35,20 @@ impl Pack {
         self.bytes
     }
 
-    /// Append `from[bounds[row]..bounds[row + 1]]` for each row.
+    /// Append `from[start..end]` for each row, where `(start, end)` is the row's range.
     ///
     /// # Panics
-    /// There is no such row, or its bounds are no range of `from`.
-    pub(crate) fn copy_between(&mut self, from: &[u8], bounds: &[u32], rows: &[u32]) {
-        let mut at = self.at;
-        for row in rows {
-            let row = *row as usize;
-            let (start, end) = (bounds[row] as usize, bounds[row + 1] as usize);
-            let len = end.wrapping_sub(start);
-            if len <= SHORT
-                && let Some(source) = from.get(start..).and_then(|rest| rest.first_chunk::<SHORT>())
-                && let Some(place) = self.bytes.get_mut(at..).and_then(|rest| rest.first_chunk_mut::<SHORT>())
-            {
-                *place = *source;
-                // Stays within the chunk that was just written.
-                at = at.wrapping_add(len);
-            } else {
-                self.at = at;
-                self.append(&from[start..end]);
-                at = self.at;
-            }
+    /// There is no such row, or its range is none of `from`.
+    pub(crate) fn copy_ranges(&mut self, from: &[u8], ranges: &[(u32, u32)], rows: &[u32]) {
+        let mut rest = rows;
+        loop {
+            let (copied, bytes) = copy_short(&mut self.bytes[self.at..], from, ranges, rest);
+            self.at += bytes;
+            let Some((row, after)) = rest[copied..].split_first() else { return };
+            let (start, end) = ranges[*row as usize];
+            self.append(&from[start as usize..end as usize]);
+            rest = after;
         }
-        self.at = at;
     }
 
     /// Append a byte so many times.
@@ -98,28 +88,48 @@ impl Pack {
     }
 
     /// The next `len` bytes, to be written by the caller.
+    #[inline]
     fn room(&mut self, len: usize) -> &mut [u8] {
         let start = self.at;
         self.at += len;
         if self.at > self.bytes.len() {
-            self.bytes.resize(self.at + self.at / 2 + SHORT, 0);
+            self.grow();
         }
         &mut self.bytes[start..self.at]
     }
+
+    #[cold]
+    fn grow(&mut self) {
+        self.bytes.resize(self.at + self.at / 2 + SHORT, 0);
+    }
+}
+
+/// Copy short pieces, up to the first that is long or lies too near to the end of either side. Returns how many there
+/// were, and their bytes.
+fn copy_short(to: &mut [u8], from: &[u8], ranges: &[(u32, u32)], rows: &[u32]) -> (usize, usize) {
+    let mut at = 0;
+    for (i, row) in rows.iter().enumerate() {
+        let (start, end) = ranges[*row as usize];
+        let len = end.wrapping_sub(start) as usize;
+        let source = from.get(start as usize..).and_then(|rest| rest.first_chunk::<SHORT>());
+        let place = to.get_mut(at..).and_then(|rest| rest.first_chunk_mut::<SHORT>());
+        match (source, place) {
+            (Some(source), Some(place)) if len <= SHORT => *place = *source,
+            _ => return (i, at),
+        }
+        // Stays within the chunk that was just written.
+        at = at.wrapping_add(len);
+    }
+    (rows.len(), at)
 }
 
 impl Sink for Pack {
     #[inline]
     fn push(&mut self, byte: u8) {
-        match self.bytes.get_mut(self.at) {
-            Some(place) => {
-                *place = byte;
-                self.at += 1;
-            }
-            None => self.append(&[byte]),
-        }
+        self.room(1)[0] = byte;
     }
 
+    #[inline]
     fn append(&mut self, bytes: &[u8]) {
         self.room(bytes.len()).copy_from_slice(bytes);
     }
@@ -133,21 +143,23 @@ mod tests {
     fn pieces_of_any_size_follow_each_other() {
         let from: Vec<u8> = (0..=255).collect();
         let bounds = [0, 0, 1, 17, 34, 234, 250, 251, 256, 256];
+        let ranges: Vec<(u32, u32)> = bounds.windows(2).map(|pair| (pair[0], pair[1])).collect();
         let (mut pack, mut expected) = (Pack::default(), Vec::new());
         for rows in [&[0, 1, 2, 3, 4, 5, 6, 7, 8][..], &[8, 0, 7, 3, 3, 2], &[], &[5, 5, 4, 1]] {
-            pack.copy_between(&from, &bounds, rows);
+            pack.copy_ranges(&from, &ranges, rows);
             pack.push(7);
             pack.append(b"four");
             pack.fill(3, rows.len());
             for row in rows {
-                expected.extend_from_slice(&from[bounds[*row as usize] as usize..bounds[*row as usize + 1] as usize]);
+                let (start, end) = ranges[*row as usize];
+                expected.extend_from_slice(&from[start as usize..end as usize]);
             }
             expected.extend_from_slice(b"\x07four");
             expected.extend_from_slice(&vec![3; rows.len()]);
         }
         assert_eq!(pack.as_slice(), expected);
         pack.clear();
-        pack.copy_between(&from, &[9, 12], &[0]);
+        pack.copy_ranges(&from, &[(9, 12)], &[0]);
         assert_eq!(pack.into_vec(), [9, 10, 11]);
     }
 

@@ -54,7 +54,7 @@ pub struct ScannedBatch {
     bytes: SharedBytes,
     rids: Vec<u64>,
     cells: Vec<Cells>,
-    offsets: Vec<u32>,
+    ranges: Vec<(u32, u32)>,
 }
 
 impl ScannedBatch {
@@ -66,11 +66,11 @@ impl ScannedBatch {
     pub fn parse(kind: Kind, bytes: SharedBytes) -> Result<Self, WireError> {
         let columns = columns_of(kind).ok_or(WireError::Kind(kind as u16))?;
         let body = (*bytes).as_ref();
-        let mut scan = Scan { cursor: Cursor::new(body), offsets: Vec::new(), rows: 0 };
+        let mut scan = Scan { cursor: Cursor::new(body), ranges: Vec::new(), rows: 0 };
         let (rids, cells) =
             scan.body(columns, tag_of(kind)).map_err(|(column, (at, what))| WireError::Body { column, at, what })?;
-        let offsets = scan.offsets;
-        Ok(Self { kind, bytes, rids, cells, offsets })
+        let ranges = scan.ranges;
+        Ok(Self { kind, bytes, rids, cells, ranges })
     }
 
     /// What it is.
@@ -162,18 +162,18 @@ impl ScannedBatch {
             Places::Even { start, size } => start + size * row..start + size * (row + 1),
             Places::Same { start } => start + row..start + row + 1,
             Places::Mixed { .. } => {
-                let bounds = self.bounds(list);
-                bounds[row] as usize..bounds[row + 1] as usize
+                let (start, end) = self.ranges(list)[row];
+                start as usize..end as usize
             }
         }
     }
 
-    /// Of a list whose items differ in size: where each starts, and where the last one ends.
+    /// Where each element of a list lies whose elements differ in size.
     #[inline]
-    pub(crate) fn bounds(&self, list: Lists) -> &[u32] {
+    pub(crate) fn ranges(&self, list: Lists) -> &[(u32, u32)] {
         match list.places {
+            Places::Mixed { first } => &self.ranges[first..first + list.len],
             Places::Even { .. } | Places::Same { .. } => &[],
-            Places::Mixed { first } => &self.offsets[first..=first + list.len],
         }
     }
 }
@@ -207,7 +207,7 @@ type InColumn<T> = Result<T, (&'static str, Broken)>;
 
 struct Scan<'a> {
     cursor: Cursor<'a>,
-    offsets: Vec<u32>,
+    ranges: Vec<(u32, u32)>,
     rows: usize,
 }
 
@@ -288,13 +288,13 @@ impl Scan<'_> {
 
     /// Pass the items of a list whose head is read.
     fn list(&mut self, len: usize) -> Result<Lists, Broken> {
-        Lists::scan(&mut self.cursor, len, &mut self.offsets)
+        Lists::scan(&mut self.cursor, len, &mut self.ranges)
     }
 
     /// A reason is nil or an array that starts with a text: readers of the row rely on it.
     fn check_reasons(&self, start: usize, list: Lists) -> Result<(), Broken> {
         let mut cursor = Cursor { at: start, ..self.cursor };
-        if cursor.bytes[start..self.cursor.at].iter().all(|head| *head == 0xc0) {
+        if matches!(list.places, Places::Same { .. }) && cursor.nil()? {
             return Ok(());
         }
         for _ in 0..list.len {

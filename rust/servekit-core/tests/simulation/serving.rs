@@ -4,10 +4,9 @@
 //! finished prefixes stay in a cache that forgets what was used longest ago. The dispatcher hears of all that as it does
 //! in a server: by reports, some time later.
 
-use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap, HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 
-use servekit_core::dispatch::{CHUNK, DpBudget, LoadBalanceMethod, Prompt, Report};
+use servekit_core::dispatch::{CHUNK, DispatchError, DpBudget, LoadBalanceMethod, Prompt, Report};
 
 use super::random::Random;
 use super::world::MS;
@@ -42,6 +41,8 @@ pub(crate) struct Serving {
     pub(crate) every: u64,
     /// Whether ranks keep prefixes.
     pub(crate) caches: bool,
+    /// From when to when rank 0 takes no requests.
+    pub(crate) away: (u64, u64),
 }
 
 /// What became of all jobs.
@@ -106,11 +107,11 @@ struct Rank {
     reported: u64,
 }
 
-#[derive(PartialEq, Eq, PartialOrd, Ord)]
 enum What {
     Arrive(usize),
     Step(usize),
-    Report(usize, u64, u64, u64),
+    Report(usize, Report),
+    Active(usize, bool),
 }
 
 /// Serves all jobs.
@@ -119,7 +120,8 @@ pub(crate) struct Model<'a> {
     jobs: &'a [Job],
     budget: DpBudget,
     ranks: Vec<Rank>,
-    queue: BinaryHeap<Reverse<(u64, u64, What)>>,
+    /// What happens when, in the order of time and then of its coming up.
+    queue: BTreeMap<(u64, u64), What>,
     orders: u64,
     outcome: Outcome,
 }
@@ -132,19 +134,25 @@ impl<'a> Model<'a> {
             jobs,
             budget: DpBudget::new(serving.ranks),
             ranks: (0..serving.ranks).map(|_| Rank::default()).collect(),
-            queue: BinaryHeap::new(),
+            queue: BTreeMap::new(),
             orders: 0,
             outcome: Outcome { counts: vec![0; serving.ranks], ..Outcome::default() },
         };
         for (number, job) in jobs.iter().enumerate() {
             model.at(job.at, What::Arrive(number));
         }
-        while let Some(Reverse((now, _, what))) = model.queue.pop() {
+        let (leaves, returns) = serving.away;
+        if leaves < returns {
+            model.at(leaves, What::Active(0, false));
+            model.at(returns, What::Active(0, true));
+        }
+        while let Some(((now, _), what)) = model.queue.pop_first() {
             match what {
                 What::Arrive(job) => model.arrive(now, job, method),
                 What::Step(rank) => model.step(now, rank),
-                What::Report(rank, last_dispatch, requests, tokens) => {
-                    model.budget.update(rank, Report { last_dispatch, requests, tokens });
+                What::Active(rank, active) => model.budget.set_active(rank, active),
+                What::Report(rank, report) => {
+                    model.budget.update(rank, report);
                 }
             }
         }
@@ -153,13 +161,20 @@ impl<'a> Model<'a> {
 
     fn at(&mut self, at: u64, what: What) {
         self.orders += 1;
-        self.queue.push(Reverse((at, self.orders, what)));
+        self.queue.insert((at, self.orders), what);
     }
 
     fn arrive(&mut self, now: u64, number: usize, method: LoadBalanceMethod) {
         let job = &self.jobs[number];
         let prompt = Prompt { tokens: job.tokens, room: Some(job.room), prefixes: &job.prefixes };
-        let chosen = self.budget.dispatch(method, prompt).expect("all ranks are active");
+        let chosen = match self.budget.dispatch(method, prompt) {
+            // The room's rank is away: its client comes back with another room.
+            Err(DispatchError::RankInactive(rank)) => {
+                self.budget.dispatch(method, Prompt { room: Some(rank as u64 + 1), ..prompt })
+            }
+            chosen => chosen,
+        };
+        let chosen = chosen.expect("some ranks are active");
         self.outcome.counts[chosen.rank] += 1;
         self.outcome.homes.push(chosen.rank);
         self.outcome.prompts += job.tokens;
@@ -213,10 +228,11 @@ impl<'a> Model<'a> {
         if idle || now >= rank.reported + self.serving.every {
             rank.reported = now;
             let requests = (rank.running.len() + rank.waiting.len()) as u64;
-            let held: u64 = rank.running.iter().map(|run| run.held + run.left).sum();
-            let waiting: u64 = rank.waiting.iter().map(|&job| jobs[job].tokens).sum();
-            let report = What::Report(number, rank.last_dispatch, requests, held + waiting);
-            self.at(now + self.serving.late, report);
+            let waiting = rank.waiting.iter().map(|&job| jobs[job].tokens);
+            let pending = rank.running.iter().map(|run| run.left).chain(waiting).sum();
+            let held: u64 = rank.running.iter().map(|run| run.held).sum();
+            let report = Report { last_dispatch: rank.last_dispatch, requests, tokens: held + pending, pending };
+            self.at(now + self.serving.late, What::Report(number, report));
         }
         if idle {
             self.ranks[number].busy = false;

@@ -460,10 +460,10 @@ impl World {
             self.after(delay, What::StopMatch { control: self.control, rid: Rid(rid) });
         }
         for frame in std::mem::take(&mut self.out.frames) {
-            for row in text_rows(&frame.body) {
+            for row in text_rows(frame.body.as_ref()) {
                 self.ledger.row(&row, self.control, frame.route);
             }
-            self.send_to_worker(frame.route, Down::Text(frame.body));
+            self.send_to_worker(frame.route, Down::Text(frame.body.as_ref().to_vec()));
         }
     }
 

@@ -24,11 +24,7 @@ impl<F: Share> Core<F> {
         self.ranks[rank].seen = now;
         if let Some(load) = load {
             self.set_load(rank, load);
-            let report = Report {
-                last_dispatch,
-                requests: u64::from(load.running).saturating_add(u64::from(load.waiting)),
-                tokens: load.held_tokens.saturating_add(load.pending_tokens),
-            };
+            let report = Report::of(last_dispatch, load);
             if !self.budget.update(rank, report) {
                 self.counters.reports_ignored += 1;
             }
