@@ -60,6 +60,10 @@ format: .venv/.dev ## format Rust and Python in place
 bench: .venv/.servekit .venv/.dev ## the hot paths beside plain Python, one table and benches/results.json (5 minutes)
 	$(BIN)/python benches/python/hot_paths.py
 
+.PHONY: bench-engine
+bench-engine: .venv/.servekit .venv/.dev ## the whole server on the demo model, benches/engine.json (4 minutes; more with ARGS="--peers VENV")
+	$(BIN)/python benches/python/engine/bench.py $(ARGS)
+
 .PHONY: fuzz
 fuzz: ## run each fuzz target for SECONDS (120 if not given), on top of rust/fuzz/seeds; needs cargo-fuzz
 	@cargo fuzz --version >/dev/null 2>&1 || { echo "make fuzz needs cargo-fuzz, which is missing: cargo install cargo-fuzz --locked"; exit 1; }
