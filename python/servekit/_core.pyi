@@ -913,6 +913,9 @@ class KernelPool:
     def rotate(self, x: int, stride: int, cos: int, sin: int, tokens: int, heads: int, size: int) -> None:
         """Rotate the halves of [tokens, heads, size] in place, tokens `stride` apart; tables are [tokens, size]."""
 
+    def add(self, x: int, y: int, count: int) -> None:
+        """Add `count` numbers at y to those at x; they are apart."""
+
     def silu_mul(self, x: int, out: int, rows: int, width: int) -> None:
         """Write silu(gate) * up, [rows, width], of x, [rows, gates then ups]."""
 

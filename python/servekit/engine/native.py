@@ -125,6 +125,12 @@ def rotate_(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
     pool().rotate(x.data_ptr(), x.stride(0), cos.data_ptr(), sin.data_ptr(), tokens, heads, size)
 
 
+def add_(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """x += y for contiguous tensors of the same shape that are served; returns x."""
+    pool().add(x.data_ptr(), y.data_ptr(), x.numel())
+    return x
+
+
 def silu_mul(x: torch.Tensor) -> torch.Tensor:
     """silu(gate) * up for x [rows, gates then ups], contiguous and served."""
     rows, width = x.shape[0], x.shape[1] // 2

@@ -11,6 +11,10 @@ use crate::pool::Pool;
 
 /// Tokens of a chunk.
 const CHUNK: usize = 256;
+/// Tokens between those that are asked for and those that are computed.
+const AHEAD: usize = 12;
+/// Numbers in a cache line.
+const LINE: usize = 16;
 
 /// Sizes that the kernel can't do.
 #[derive(Debug, PartialEq, Eq)]
@@ -254,8 +258,16 @@ impl Chunk {
         let first = item.kv_head * self.call.group() + head;
         let q = self.call.rows.q.add(token * self.call.rows.q_stride + first * size);
         let mut scores = [[0f32; CHUNK]; R];
+        let values = sizes.kv_heads * size;
         let mut at = 0;
         while at < keys.len() {
+            // Other heads lie between those of this one: the processor does not guess where it goes on.
+            for key in keys.iter().skip(at + AHEAD).take(4) {
+                for line in (0..size).step_by(LINE) {
+                    S::prefetch(key.add(line).cast());
+                    S::prefetch(key.add(values + line).cast());
+                }
+            }
             let last = keys.len() - 1;
             let four = [keys[at], keys[last.min(at + 1)], keys[last.min(at + 2)], keys[last.min(at + 3)]];
             // A chunk is a multiple of four long, so the scores beyond the last token have a place.
@@ -273,7 +285,6 @@ impl Chunk {
             None => self.call.out(item.row, item.kv_head).add((head + i) * size),
         });
         let scale = sum.map(|sum| if item.part.is_some() { 1.0 } else { 1.0 / sum });
-        let values = sizes.kv_heads * size;
         let mut d = 0;
         while d + 4 * S::LANES <= size {
             weigh::<S, R, 4>(&scores, keys, values + d, to.map(|to| to.add(d)), scale);

@@ -99,6 +99,43 @@ impl Task for Norm {
     }
 }
 
+/// x += y, `count` numbers each.
+///
+/// # Safety
+///
+/// Both can be read and x written; they are apart.
+pub unsafe fn add(pool: &Pool, level: Level, x: *mut f32, y: *const f32, count: usize) {
+    let to = Shared((x, y));
+    over_rows(pool, level, count.div_ceil(PIECE), PIECE, move |first, last| {
+        let to = to;
+        let (x, y) = to.0;
+        let (begin, end) = (first * PIECE, count.min(last * PIECE));
+        // SAFETY: numbers of the caller's.
+        unsafe { Sum { x: x.add(begin), y: y.add(begin), count: end - begin } }
+    });
+}
+
+struct Sum {
+    x: *mut f32,
+    y: *const f32,
+    count: usize,
+}
+
+impl Task for Sum {
+    #[inline(always)]
+    unsafe fn run<S: Isa>(self) {
+        let whole = self.count - self.count % S::LANES;
+        let mut i = 0;
+        while i < whole {
+            S::store(self.x.add(i), S::add(S::load(self.x.add(i)), S::load(self.y.add(i))));
+            i += S::LANES;
+        }
+        for i in whole..self.count {
+            *self.x.add(i) += *self.y.add(i);
+        }
+    }
+}
+
 /// Rotates the halves of each head against each other, in place (https://arxiv.org/abs/2104.09864).
 ///
 /// # Safety

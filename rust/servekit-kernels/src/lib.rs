@@ -21,7 +21,7 @@ mod pool;
 
 pub use attention::{Attention, AttentionError, Rows, Sequences};
 pub use blocks::Format;
-pub use elementwise::{rms_norm, rotate, silu_mul};
+pub use elementwise::{add, rms_norm, rotate, silu_mul};
 pub use isa::Level;
 pub use matrix::{Matrix, MatrixError};
 pub use pool::Pool;

@@ -10,8 +10,11 @@ use std::time::{Duration, Instant};
 /// How long a thread without work looks for more before it sleeps. The calls of one step come closer together than
 /// that, so the threads are awake throughout a step, and idle soon after the last one.
 const AWAKE: Duration = Duration::from_micros(150);
-/// Looks between two offers of the core to others.
+/// Looks of an idle thread between two offers of the core to others.
 const LOOKS: usize = 100;
+/// Looks of a caller at helpers that finish their last pieces, before it offers its core to others: only a helper that
+/// has lost its own takes that long, and a core that is given away comes back late.
+const PATIENCE: usize = 20_000;
 
 type Work<'a> = &'a (dyn Fn(usize) + Sync);
 
@@ -128,7 +131,7 @@ impl Drop for Closing<'_> {
         }
         let mut looks = 0;
         while self.0.inside.load(Ordering::SeqCst) != 0 {
-            pause(&mut looks);
+            pause(&mut looks, PATIENCE);
         }
     }
 }
@@ -164,7 +167,7 @@ impl Shared {
                 if let Some(turn) = fresh() {
                     return turn;
                 }
-                pause(&mut looks);
+                pause(&mut looks, LOOKS);
                 if looks == 0 && Instant::now() > until {
                     break;
                 }
@@ -207,10 +210,10 @@ impl Drop for AbortOnPanic {
     }
 }
 
-/// One look's pause; now and then an offer of the core to whoever else wants it.
-fn pause(looks: &mut usize) {
+/// One look's pause; after so many an offer of the core to whoever else wants it.
+fn pause(looks: &mut usize, most: usize) {
     *looks += 1;
-    if *looks == LOOKS {
+    if *looks == most {
         *looks = 0;
         thread::yield_now();
     } else {

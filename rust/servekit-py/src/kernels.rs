@@ -71,6 +71,14 @@ impl KernelPool {
         });
     }
 
+    fn add(&self, py: Python<'_>, x: usize, y: usize, count: usize) {
+        py.detach(|| {
+            let Inner { pool, level } = &*self.0;
+            // SAFETY: the stub's promise.
+            unsafe { kernels::add(pool, *level, x as _, y as _, count) };
+        });
+    }
+
     fn silu_mul(&self, py: Python<'_>, x: usize, out: usize, rows: usize, width: usize) {
         py.detach(|| {
             let Inner { pool, level } = &*self.0;

@@ -58,6 +58,10 @@ pub(crate) trait Isa: Copy {
     /// Numbers -32 to 31 of six bits: half of each byte of `low`, and two bits from `shift` on of each of `top`.
     unsafe fn sixes(low: *const u8, upper: bool, top: *const u8, shift: u32) -> Self::V;
 
+    /// Asks for memory that will be read soon; the address need not be one that can be.
+    #[inline(always)]
+    unsafe fn prefetch(_at: *const u8) {}
+
     /// The sum of a register's lanes, in the order of [`Isa::sums`].
     #[inline(always)]
     unsafe fn sum(a: Self::V) -> f32 {

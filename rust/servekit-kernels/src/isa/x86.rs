@@ -125,6 +125,11 @@ impl Isa for Avx2 {
     }
 
     #[inline(always)]
+    unsafe fn prefetch(at: *const u8) {
+        _mm_prefetch::<_MM_HINT_T0>(at.cast());
+    }
+
+    #[inline(always)]
     unsafe fn half(from: *const u8) -> f32 {
         half(from)
     }
@@ -268,6 +273,11 @@ impl Isa for Avx512 {
         let halves = _mm512_add_ps(quarters, _mm512_shuffle_f32x4::<0b01_00_11_10>(quarters, quarters));
         let half = _mm512_castps512_ps256(halves);
         std::mem::transmute(_mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps::<1>(half)))
+    }
+
+    #[inline(always)]
+    unsafe fn prefetch(at: *const u8) {
+        _mm_prefetch::<_MM_HINT_T0>(at.cast());
     }
 
     #[inline(always)]
