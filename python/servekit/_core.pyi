@@ -419,7 +419,7 @@ class TextStreams:
             tokens: what its rows reported so far.
         """
 
-    def close(self, rid: int) -> tuple[int, float] | None:
+    def close(self, rid: int) -> int | None:
         """Leave a request's rows alone again.
 
         Returns:
@@ -429,15 +429,17 @@ class TextStreams:
     def tokens(self, rid: int) -> int | None:
         """Tokens of a request so far; None if it is not open."""
 
-    def render(self, body: bytes) -> tuple[list[tuple[Any, bytes]], bytes | None, int, list[tuple[float, int]]]:
+    def render(
+        self, body: bytes
+    ) -> tuple[list[tuple[Any, bytes]], bytes | None, tuple[int, int, list[tuple[float, int]]]]:
         """Make events of a batch.
 
         Returns:
             Sinks with what is to be written, in the order of the rows; rows without text write nothing. And the batch
             of all other rows, None if there are none: those of requests that are not open, and last rows, with which
-            a request is closed here. Then of all rows of open requests, last ones included: how many tokens they bring
-            beyond those that were reported before; and seconds since a request's row before, each with the number of
-            rows of which it is true.
+            a request is closed here. Then of all rows of open requests, last ones included: which rank made them, -1
+            if they do not tell; how many tokens they bring beyond those that were reported before; and seconds since a
+            request's row before, each with the number of rows of which it is true.
 
         Raises:
             MalformedError: the bytes are no such batch, or an open request's text is missing or no UTF-8.

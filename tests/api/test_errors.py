@@ -60,6 +60,19 @@ def test_bodies_that_are_no_json_object(http: httpx.Client, path: str, body: byt
     error_of(http.post(path, content=body, headers=JSON))
 
 
+@pytest.mark.parametrize("depth", [100, 300, 500, 700, 800, 900, 950, 990, 2000])
+def test_depth_is_never_a_fault_of_the_server(http: httpx.Client, depth: int) -> None:
+    deep = "[" * depth + "]" * depth
+    start = '{"model": "tiny", "messages": [{"role": "user", "content": "x"}], '
+    tool = '{"type": "function", "function": {"name": "f", "parameters": {"a": ' + deep + "}}}"
+    for body in (
+        start + '"chat_template_kwargs": {"a": ' + deep + "}}",
+        start + '"tools": [' + tool + "]}",
+        start + '"metadata": ' + deep + "}",
+    ):
+        assert http.post(CHAT, content=body, headers=JSON).status_code in (200, 400)
+
+
 def test_numbers_beyond_all_range(http: httpx.Client) -> None:
     body = b'{"model": "tiny", "temperature": 1e999, "prompt": "hi"}'
     assert error_of(http.post(COMPLETIONS, content=body, headers=JSON))["param"] == "temperature"

@@ -112,12 +112,12 @@ def test_a_client_that_leaves_while_its_prompt_is_tokenized(
     encoder = server.worker.manager.encoder
     begun = []
 
-    def slow(text: str, special: bool = True) -> list[int]:
-        begun.append(text)
+    def slow(texts: list[str], special: bool = True) -> list[list[int]]:
+        begun.extend(texts)
         time.sleep(0.3)
-        return [1, 2, 3]
+        return [[1, 2, 3]]
 
-    monkeypatch.setattr(encoder, "encode_prompt", slow)
+    monkeypatch.setattr(encoder, "encode_prompts", slow)
     with Open(server, prompt="x" * 30_000):
         assert until(lambda: begun)
         assert httpx.get(server.url + "/health", timeout=0.25).status_code == 200

@@ -116,5 +116,32 @@ def test_seeded_sampling_does_not_depend_on_batch_mates(engine: tuple[str, Torch
     assert other[0] != together[0]
 
 
+def test_a_resumed_request_goes_on_as_if_nothing_had_happened(engine: tuple[str, TorchRunner]) -> None:
+    kind, runner = engine
+    if kind != "float32":
+        pytest.skip("promised in float32")
+    line = LINES[expected(kind)[0]]
+    asks = [
+        {},
+        {"temperature": 0.9, "top_p": 0.95, "seed": 5},
+        {"temperature": 0.8, "seed": 6, "repetition_penalty": 1.2, "frequency_penalty": 0.5},
+    ]
+    bodies = [body(i, line["prompt_ids"], max_new_tokens=14, **ask) for i, ask in enumerate(asks)]
+    whole, _, _ = generate(runner, bodies)
+    assert whole[0] == line["greedy"][:14]
+    for i, each in enumerate(bodies):
+        each.resume_output_ids = np.array(whole[i][:6], "<u4").tobytes()
+    scheduler = Scheduler(SchedulerConfig(64, 1024, 512, 512, PAGE, 256, 512, runner.info["vocab_size"], (2,)))
+    rest: dict[int, list[int]] = {i: [] for i in range(len(asks))}
+    for each in bodies:
+        scheduler.add(each.rid, each)
+    while (step := scheduler.plan()) is not None:
+        scheduler.complete(step, runner.collect(runner.launch(step.plan)))
+        batch = scheduler.take_batch()
+        for rid, new in zip(batch.rids, batch.decode_ids, strict=True) if batch else ():
+            rest[rid] += np.frombuffer(new, "<u4").tolist()
+    assert rest == {i: ids[6:] for i, ids in whole.items()}
+
+
 def test_torch_computes_with_the_cores_that_this_process_may_use(engine: tuple[str, TorchRunner]) -> None:
     assert engine[1].info["threads"] == len(os.sched_getaffinity(0))

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from servekit import _core, reference
 from servekit.messages.batches import BatchStrOutput, BatchTokenIDOutput, FinishReason, Tensor
-from servekit.messages.envelope import TextOptions, mint_rid
+from servekit.messages.envelope import Kind, TextOptions, mint_rid
+from servekit.reference import split_batch
 
 from tests.property.vocabularies import GENERAL, MAKERS, RUNS, vocabulary
 
@@ -402,18 +403,38 @@ def test_rows_with_and_without_logprobs_share_a_frame() -> None:
     assert row.output_hidden_states == batch.output_hidden_states
 
 
-def test_ids_without_text() -> None:
+@pytest.mark.parametrize("tokenizer", ["smollm2", None])
+def test_ids_alone_go_to_their_workers_as_they_came(tokenizer: str | None) -> None:
+    target = detokenizer(tokenizer) if tokenizer else _core.Detokenizer()
+    alone, other = mint_rid(1, 1, 1), mint_rid(2, 1, 2)
+    target.open(alone, text=tokenizer is None, ids=True)
+    target.open(other, text=tokenizer is None, ids=True)
+    body = ENCODE(BatchTokenIDOutput([alone], completion_tokens=[1], decode_ids=[u32([504])]))
+    assert target.step(body) == ([(1, 1, body)], [])
+    last = [None, FinishReason("length")]
+    body = ENCODE(BatchTokenIDOutput([alone, other], None, last, completion_tokens=[2, 1], decode_ids=[u32([5]), b""]))
+    assert target.step(body) == (split_batch(Kind.BATCH_TOKEN_ID, body), [])
+    target.fail(alone, 0, "abort", "")
+
+
+def test_text_and_ids_alone_in_one_step() -> None:
     target = detokenizer("smollm2")
-    open_(target, TextOptions(text=False, ids=True), True)
-    told, _ = play(target, steps([504, 505, 506], [2], FinishReason("length")))
-    assert (told.ids, told.text, told.rows) == ([504, 505, 506], "", 2)
+    read, counted = mint_rid(1, 1, 11), mint_rid(1, 1, 12)
+    target.open(read)
+    target.open(counted, text=False, ids=True)
+    word = u32([vocabulary("smollm2")[0].token_to_id("word")])
+    body = ENCODE(BatchTokenIDOutput([read, counted], completion_tokens=[1, 1], decode_ids=[word] * 2))
+    (text, ids), _ = target.step(body)
+    assert DECODE(text[2]).rids == [read]
+    assert ids[2] == _core.handle_output_by_index(body, 1)
 
 
-def test_ids_only_without_a_tokenizer() -> None:
+def test_a_request_for_ids_alone_that_fails_ends_with_an_error_row() -> None:
     target = _core.Detokenizer()
     target.open(RID)
-    told, _ = play(target, steps([5, 6, 7], [2], FinishReason("length")))
-    assert (told.ids, told.text, told.rows) == ([5, 6, 7], "", 2)
+    [(_, _, body)] = target.fail(RID, 503, "error", "gone")
+    assert DECODE(body).finished_reasons == [FinishReason("error", None, "gone", 503)]
+    assert target.live == 0
 
 
 @given(st.binary(max_size=200))

@@ -50,8 +50,8 @@ def texts(pair: Pair) -> st.SearchStrategy[str]:
     broken = [token[:-1] for token in pair.special[:4]] + [token[1:] for token in pair.special[:4]]
     token = st.sampled_from(pair.special)
     words = st.sampled_from(
-        ["a", "Hello", " world", "  ", "\n", "\n\n", " \n ", "it's", " 123", "7", "½", "é", "e\u0301", "漢字", "😀", "\u200d", "'ll",
-         "<", "|>", " <|", "x" * 70, "Ünder_score", "\t", "\u00a0", "ⅷ", "🇩🇪", "ſ"]
+        ["a", "Hello", " world", "  ", "\n", "\n\n", " \n ", "it's", " 123", "7", "½", "é", "e\u0301", "漢字", "😀",
+         "\u200d", "'ll", "<", "|>", " <|", "x" * 70, "Ünder_score", "\t", "\u00a0", "ⅷ", "🇩🇪", "ſ"]
     )  # fmt: skip
     turn = st.lists(words | st.text(max_size=6), max_size=6).map("".join)
     return st.lists(token | turn | st.sampled_from(broken), max_size=12).map("".join)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import click
 import pytest
@@ -21,6 +22,27 @@ def no_settings_from_outside(monkeypatch):
         monkeypatch.delenv(name)
 
 
+SPECIAL = {
+    "uds_mode": "600",
+    "root_path": "/llm",
+    "allowed_origins": ("https://app.example",),
+    "api_key": ("sk-1",),
+}
+"""Values of fields that do not take just anything of their type."""
+
+
+def needs(field: str, folder: Path) -> tuple[str | None, list[str]]:
+    """Path that a field must name, and flags without which it can't be."""
+    file = folder / "file"
+    file.write_text("{}")
+    path = str(file)
+    others = {"mock_script": ["--engine", "mock"], "ssl_cert_reqs": ["--ssl-ca-certs", path]}.get(field, [])
+    if field.startswith("ssl_") and field != "ssl_certfile":
+        others += ["--ssl-certfile", path]
+    takes_file = field in ("mock_script", "ssl_certfile", "ssl_keyfile", "ssl_ca_certs", "api_key_file")
+    return (path if takes_file else None), others
+
+
 def other_value(field: str) -> object:
     """A value of a field that is not its default."""
     default = getattr(ServerArgs(), field)
@@ -30,6 +52,8 @@ def other_value(field: str) -> object:
         return "mock"
     if isinstance(default, bool):
         return not default
+    if field in SPECIAL:
+        return SPECIAL[field]
     if isinstance(default, float):
         return default + 1.5
     if isinstance(default, int):
@@ -54,21 +78,44 @@ def test_every_setting_has_a_flag():
 
 @pytest.mark.parametrize("flag", FLAGS, ids=lambda flag: flag.field)
 def test_each_spelling_and_variable_sets_its_field(flag, monkeypatch, tmp_path):
-    value = other_value(flag.field)
-    extra = []
-    if flag.field == "mock_script":
-        script = tmp_path / "script.json"
-        script.write_text("{}")
-        value, extra = str(script), ["--engine", "mock"]
+    path, extra = needs(flag.field, tmp_path)
+    value = path or other_value(flag.field)
     name = flag_of(flag.field)
+    text = value[0] if isinstance(value, tuple) else str(value)
     if isinstance(value, bool):
         for on, off in [(name, "--no-" + name[2:]), *(alias.strip().split("/") for alias in flag.aliases)]:
             assert getattr(serve.parse([on if value else off]), flag.field) is value
     else:
         for spelling in (name, *flag.aliases):
-            assert getattr(serve.parse([spelling, str(value), *extra]), flag.field) == value
-    monkeypatch.setenv("SERVEKIT_" + flag.field.upper(), str(value))
+            assert getattr(serve.parse([spelling, text, *extra]), flag.field) == value
+    monkeypatch.setenv("SERVEKIT_" + flag.field.upper(), text)
     assert getattr(serve.parse(extra), flag.field) == value
+
+
+def test_flags_that_may_be_repeated(monkeypatch, tmp_path):
+    assert serve.parse(["--api-key", "a", "--api-key", "b"]).api_key == ("a", "b")
+    both = ("https://a.example", "https://b.example")
+    assert serve.parse(["--allowed-origins", both[0], "--cors-origins", both[1]]).allowed_origins == both
+    # As vLLM spells it.
+    assert serve.parse(["--allowed-origins", '["https://a.example", "https://b.example"]']).allowed_origins == both
+    for wrong in ('["a"', "[1]"):
+        with pytest.raises(click.BadParameter, match="no JSON list"):
+            serve.parse(["--allowed-origins", wrong])
+    monkeypatch.setenv("SERVEKIT_API_KEY", "c d")
+    assert serve.parse([]).api_key == ("c", "d")
+    for text, keys in (("api-key: [e, f]", ("e", "f")), ("api-key: g", ("g",))):
+        monkeypatch.delenv("SERVEKIT_API_KEY", raising=False)
+        file = tmp_path / "flags.yaml"
+        file.write_text(text)
+        assert serve.parse(["--config", str(file)]).api_key == keys
+    file.write_text("api-key: [1]")
+    with pytest.raises(click.UsageError, match="list of texts"):
+        serve.parse(["--config", str(file)])
+
+
+def test_a_wrong_key_is_a_mistake_of_usage_and_is_not_shown(capsys):
+    status, said = run_main("--api-key", "two words", capsys=capsys)
+    assert status == 2 and "--api-key" in said and "words" not in said
 
 
 def test_model_is_positional_or_named():

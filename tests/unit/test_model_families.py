@@ -87,6 +87,12 @@ def test_what_makes_a_family_has_to_be_there(tmp_path: Path, case: str, name: st
         Engine(save_folder(tmp_path / "m", CASES[case], w))
 
 
+def test_no_two_families_claim_a_model() -> None:
+    for names in ([f.architectures for f in all_families()], [f.gguf for f in all_families()]):
+        flat = [name for some in names for name in some]
+        assert len(flat) == len(set(flat))
+
+
 def test_every_family_has_a_case() -> None:
     cases = {name for config in CASES.values() for name in config["architectures"]}
     assert cases == {name for family in all_families() for name in family.architectures}

@@ -101,6 +101,7 @@ def test_an_unknown_architecture_names_the_known_ones(tmp_path: Path) -> None:
         ({"hidden_act": "gelu"}, "gelu"),
         ({"num_key_value_heads": 4}, "impossible sizes"),
         ({"rope_scaling": {"type": "longrope", "factor": 2.0}}, "longrope.* known are linear, dynamic, llama3, yarn"),
+        ({"rope_parameters": {"full_attention": {"rope_theta": 1e4}}}, "for each kind of layer"),
         ({"rope_scaling": {"type": "linear", "factor": 0}}, "impossible rope"),
         ({"quantization_config": {"quant_method": "fp8"}}, "quantized by 'fp8'"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5"),
@@ -126,6 +127,14 @@ def test_damaged_weights_say_so(tmp_path: Path) -> None:
     file.unlink()
     with pytest.raises(WeightError, match=r"no \.safetensors file"):
         Engine(folder)
+
+
+def test_numbers_that_need_a_scale_are_refused(tmp_path: Path) -> None:
+    name = "model.layers.0.mlp.up_proj.weight"
+    w = tensors(CONFIG)
+    w[name] = w[name].to(torch.float8_e4m3fn)
+    with pytest.raises(WeightError, match=f"'{name}' is of torch.float8_e4m3fn; known are"):
+        Engine(save_folder(tmp_path / "m", CONFIG, w))
 
 
 def test_an_index_is_held_to_its_files(tmp_path: Path) -> None:

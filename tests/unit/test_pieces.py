@@ -56,7 +56,7 @@ def test_special_tokens_take_room_only_where_they_are_shown(make: object) -> Non
     pieces = TokenPieces(tokenizer)
     special = tokenizer.token_to_id("<|end|>")
     assert pieces.is_special(special)
-    assert pieces.piece(special) == "<|end|>".encode()
+    assert pieces.piece(special) == b"<|end|>"
     ids = [special, *tokenizer.encode("a").ids[-1:]]
     for skip, offset in ((True, 0), (False, 7)):
         texts = TokenTexts(pieces, skip)

@@ -284,3 +284,33 @@ def test_entries_of_the_eviction_heap_do_not_pile_up() -> None:
     assert len(cache._leaves) < 100
     assert cache.evict(3).tolist() == [2, 3, 4]
     assert (cache.pages, cache.evictable) == (1, 1)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_ten_thousand_requests_over_a_pool_that_is_far_too_small() -> None:
+    """Random lengths, stops and aborts: all end once and rightly, no page is lost, and memory stays flat."""
+    rng, rows = random.Random(1), Rows()
+    stems = [ids(rng.randrange(8, 60), seed=s) for s in range(20)]
+    world = World(pages=60, max_running=32, max_waiting=20_000, max_model_len=200, chunked_prefill_size=32)
+    total, sizes = 10_000, []
+    for rid in range(total):
+        prompt = rng.choice(stems)[: rng.randrange(1, 60)] + ids(rng.randrange(1, 20), seed=rng.randrange(500))
+        stops = [rng.randrange(VOCAB)] if rng.random() < 0.5 else []
+        world.add(body(rid, prompt, max_new_tokens=rng.choice((1, 10, 40)), stop_token_ids=stops))
+        while world.scheduler.state()["live"] > 100:
+            step = world.scheduler.plan()
+            assert step is not None
+            world.scheduler.complete(step, world.runner.run(step.plan))
+            rows.take(world.scheduler.take_batch())
+            if rng.random() < 0.1:
+                world.scheduler.abort(rng.randrange(max(0, rid - 200), rid + 1))
+        if rid % 500 == 0:
+            check_pages(world.scheduler)
+            cache = world.scheduler._batch.memory.cache
+            sizes.append(len(cache._leaves) + cache._nodes)
+    drain(world.scheduler, rows, world.runner)
+    assert sorted(rows.ends) == list(range(total))
+    assert {"stop", "length", "abort"} == {reason.type for reason in rows.ends.values()}
+    assert sum(rows.retractions.values()) > 100
+    assert max(sizes) < 64 + 5 * 60

@@ -207,6 +207,15 @@ def test_the_cache_is_flushed_when_nothing_runs() -> None:
     ]
 
 
+def test_a_flush_drops_what_nobody_uses() -> None:
+    state = control(Kind.GET_STATE, GetStateReq())
+    deliveries = [[generate(1)], [], [], [], [state, control(Kind.FLUSH_CACHE, FlushCacheReq()), state]]
+    before, flushed, after = (reply for _, reply in run(deliveries).replies)
+    assert json.loads(before.data)["pages_cached"] == 2
+    assert flushed == ControlReply(True)
+    assert (json.loads(after.data)["pages_cached"], json.loads(after.data)["pages_free"]) == (0, 40)
+
+
 def test_a_log_level_holds_for_the_process() -> None:
     root = logging.getLogger()
     before = root.level

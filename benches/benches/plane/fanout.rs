@@ -50,7 +50,7 @@ fn send(part: &Part, socket: &Socket) {
 }
 
 fn message(part: &Part) -> Vec<Message> {
-    let envelope = batch(EPOCH, Kind::BatchStr, part.rows);
+    let envelope = batch(EPOCH, Kind::BatchStr, -1, part.rows);
     vec![Message::from(envelope), Message::from_shared(Arc::clone(&part.body))]
 }
 

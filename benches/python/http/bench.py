@@ -25,7 +25,6 @@ import platform
 import subprocess
 import sys
 from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -54,6 +53,8 @@ def load(server: Server, connections: int, seconds: float, *flags: str) -> dict[
             raise SystemExit(f"the load generator failed against {server.name}")
         cpu, worker_cpu = cpu_seconds(server.counted) - before, cpu_seconds(server.workers) - workers
         seen: dict[str, Any] = json.loads(next(lines))
+    if not seen["tokens"]:
+        raise SystemExit(f"{server.name} completed no answer within {seconds:g} s: give --seconds more")
     seen |= {"cpu_s": cpu, "worker_cpu_s": worker_cpu, "open": open_streams}
     tokens_per_s = seen["tokens"] / seen["seconds"]
     print(

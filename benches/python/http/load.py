@@ -1,9 +1,9 @@
-"""A load generator for chat completions: one thread, raw sockets and epoll, so that it costs less than what it measures.
+"""A load generator for chat completions: one thread over raw sockets, so that it costs less than what it measures.
 
     python benches/python/http/load.py --port 8000 --model NAME [--connections 64] [--seconds 6] [--stream 64]
 
-Each connection is kept alive and sends its next request when the answer to the last is complete. Events are found by
-searching the bytes, never parsed. Prints one line of JSON; times are in seconds.
+Each connection is kept alive and sends its next request when the answer to the last is complete. No two requests have
+the same text. Events are found by searching the bytes, never parsed. Prints one line of JSON; times are in seconds.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from array import array
 
 _TOKEN, _ROLE = b'"content":"', b'"content":""'
 _STREAM_END, _HEAD_END = b"data: [DONE]\n\n\r\n0\r\n\r\n", b"\r\n\r\n"
+_NUMBER = b"wxyz"
+"""Stands in the request for letters that differ from request to request."""
 _KEEP = max(len(_STREAM_END), len(_TOKEN)) - 1
 
 
@@ -30,7 +32,13 @@ class Totals:
     """
 
     def __init__(self) -> None:
+        self.sent = 0
         self.begin()
+
+    def next_number(self) -> bytes:
+        """Four letters that have not been used, for some hundred thousand requests."""
+        self.sent += 1
+        return bytes(97 + self.sent // 26**i % 26 for i in range(4))
 
     def begin(self) -> None:
         self.began = time.perf_counter()
@@ -50,8 +58,9 @@ class Connection:
 
     def send(self) -> None:
         self.tail, self.chunks, self.last = b"", 0, 0.0
+        request = self.request.replace(_NUMBER, self.totals.next_number(), 1)
         self.sent = time.perf_counter()
-        if self.socket.send(self.request) != len(self.request):
+        if self.socket.send(request) != len(request):
             raise RuntimeError("the request does not fit the socket's buffer")
 
     def readable(self) -> None:
@@ -103,9 +112,8 @@ class Connection:
 def request_bytes(port: int, model: str, words: int, tokens: int, stream: bool) -> bytes:
     """A chat request of about `words` tokens."""
     text = " ".join(("time", "water", "people", "house", "music", "story", "light")[i % 7] for i in range(words))
-    body = json.dumps(
-        {"model": model, "stream": stream, "max_tokens": tokens, "messages": [{"role": "user", "content": text}]}
-    ).encode()
+    messages = [{"role": "user", "content": f"{_NUMBER.decode()}: {text}"}]
+    body = json.dumps({"model": model, "stream": stream, "max_tokens": tokens, "messages": messages}).encode()
     head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: application/json\r\n"
     return head.encode() + b"Content-Length: %d\r\n\r\n" % len(body) + body
 

@@ -39,6 +39,7 @@ class Flag(NamedTuple):
 
 FLAGS = (
     Flag("tokenizer", MODEL, "Folder or tokenizer.json instead of the model's.", ("--tokenizer-path",), "PATH"),
+    Flag("skip_tokenizer_init", MODEL, "No tokenizer: clients send token ids and get token ids."),
     Flag("served_model_name", MODEL, "Name under which clients ask for the model.", ("--alias", "-a"), "NAME"),
     Flag("revision", MODEL, "Branch, tag or commit of a hub model.", (), "REV"),
     Flag("chat_template", MODEL, "Jinja chat template: a file, or the template itself.", (), "FILE"),

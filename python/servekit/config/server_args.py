@@ -61,6 +61,7 @@ class ServerArgs(msgspec.Struct, kw_only=True, frozen=True):
         max_queued_requests: most requests that wait, over all ranks; beyond it a request gets 503.
         max_queued_tokens: most prompt tokens that wait, over all ranks; beyond them a request gets 503; None is any
             number.
+        skip_tokenizer_init: neither text to ids nor ids to text; clients send ids and get ids.
         resume_memory: most bytes of requests that control keeps until they end, so that it could send them once more.
         max_prefill_tokens: most prompt tokens in one step.
         chunked_prefill_size: most tokens of one prompt in one step.
@@ -109,6 +110,7 @@ class ServerArgs(msgspec.Struct, kw_only=True, frozen=True):
     max_running_requests: int | None = None
     max_queued_requests: int = 1024
     max_queued_tokens: int | None = None
+    skip_tokenizer_init: bool = False
     resume_memory: int = 256 << 20
     max_prefill_tokens: int = 8192
     chunked_prefill_size: int = 512

@@ -64,7 +64,7 @@ def create_plane(ctx: ChildContext) -> _core.ControlPlane:
         worker_epochs=ports.worker_epochs,
         detokenizer_workers=args.detokenizer_workers,
         load_balance_method=args.load_balance_method,
-        tokenizer_file=ports.tokenizer_file,
+        tokenizer_file=None if args.skip_tokenizer_init else ports.tokenizer_file,
         state_page=ports.state_page,
         rank_wait_timeout=args.rank_wait_timeout,
         max_queued_requests=args.max_queued_requests,

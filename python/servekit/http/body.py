@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 
 import msgspec
 from fastapi import Request
-from starlette.requests import ClientDisconnect
 
 from servekit.tokenizer.refusal import ClientGone, Refusal
 
@@ -56,15 +55,18 @@ async def _read(request: Request, max_size: int) -> bytes:
     length = request.headers.get("content-length", "")
     if length.isdigit() and len(length) < 20 and int(length) > max_size:
         raise _too_large(max_size)
-    parts, size = [], 0
-    try:
-        async for part in request.stream():
-            size += len(part)
-            if size > max_size:
-                raise _too_large(max_size)
-            parts.append(part)
-    except ClientDisconnect:
-        raise ClientGone from None
+    parts: list[bytes] = []
+    size, more = 0, True
+    while more:
+        message = await request.receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        part = message.get("body", b"")
+        size += len(part)
+        if size > max_size:
+            raise _too_large(max_size)
+        parts.append(part)
+        more = message.get("more_body", False)
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 

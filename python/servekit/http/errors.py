@@ -102,6 +102,11 @@ async def _on_client_gone(_request: Request, _error: Exception) -> Response:
     return Response(status_code=CLIENT_CLOSED_REQUEST)
 
 
+async def _on_depth(_request: Request, _error: Exception) -> Response:
+    # Whatever recursed that deep followed the request's own nesting.
+    return error_response(Refusal(400, "the request is nested too deeply", code="invalid_json"))
+
+
 async def _on_fault(_request: Request, error: Exception) -> Response:
     log.error("a request failed inside the server", exc_info=error)
     return error_response(Refusal(500, "internal error; the server's log says more"))
@@ -113,4 +118,5 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.add_exception_handler(RequestValidationError, _on_validation_error)
     app.add_exception_handler(ClientGone, _on_client_gone)
+    app.add_exception_handler(RecursionError, _on_depth)
     app.add_exception_handler(Exception, _on_fault)

@@ -114,7 +114,7 @@ class EventStream(Response):
     def _hand_over(self, stream: ResponseStream) -> None:
         """Let the text of all choices that have begun go straight to the connection."""
         for choice in self._job.choices:
-            if not choice.direct and not choice.changed and choice.finish is None:
+            if self._manager.decodes and not choice.direct and not choice.changed and choice.finish is None:
                 template = self._shape.template(choice)
                 if template is not None:
                     self._manager.hand_over(choice, *template, stream.chunked, stream.sink)

@@ -10,6 +10,7 @@ from fastapi import Request
 from starlette.responses import Response
 
 from servekit.http.event_stream import EventStream, first_events
+from servekit.http.json_answer import JsonAnswer
 from servekit.http.prompts import check_ids
 from servekit.http.protocol import EXTENSION, ResponseStream
 from servekit.http.shapes import Shape
@@ -103,7 +104,7 @@ async def generate(
             streaming = True
             return response
         await job.finished()
-        return Response(shape.whole(job), media_type="application/json")
+        return JsonAnswer(shape.whole(job))
     finally:
         if not streaming:
             close()

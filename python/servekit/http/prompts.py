@@ -10,8 +10,17 @@ from servekit.tokenizer.encoding import TextEncoder
 from servekit.tokenizer.options import token_limit
 from servekit.tokenizer.refusal import Refusal
 
+Prompts = str | list[str | int | list[int]]
+"""A text, a list of texts, ids, or a list of lists of ids."""
+_IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
+_TEXT = {"type": "string", "minLength": 1}
+TEXTS_SCHEMA = {"anyOf": [_TEXT, {"type": "array", "items": _TEXT, "minItems": 1}]}
+IDS_SCHEMA = {"anyOf": [_IDS, {"type": "array", "items": _IDS, "minItems": 1}]}
+PROMPTS_SCHEMA = {"anyOf": [*TEXTS_SCHEMA["anyOf"], *IDS_SCHEMA["anyOf"]]}
+"""The JSON schema of `Prompts`, which the type can't tell: they can't be mixed."""
 
-def prompts_of(prompt: str | list[Any] | None, model: ModelInfo, param: str) -> list[str | list[int]]:
+
+def prompts_of(prompt: Prompts | None, model: ModelInfo, param: str) -> list[str | list[int]]:
     """The prompts, each a text or its ids.
 
     Raises:

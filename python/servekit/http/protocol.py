@@ -7,7 +7,9 @@ is touched than what `send` itself relies on; `tests/contract/test_protocol.py` 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
+from typing import Any
 
 from starlette.types import Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
@@ -17,6 +19,60 @@ EXTENSION = "servekit.stream"
 
 def _drop(_data: bytes) -> None:
     """Where the body of a response to HEAD goes."""
+
+
+class CorkedTransport:
+    """A transport that sends what is written within one turn of the loop at once.
+
+    uvicorn writes a head and a body by themselves, and each write is a system call, a packet, and a client that wakes.
+    Everything but writing and closing goes to the transport itself.
+    """
+
+    __slots__ = ("_loop", "_parts", "_transport", "is_closing")
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport = transport
+        self._loop = loop
+        self._parts: list[bytes] = []
+        self.is_closing = transport.is_closing
+
+    def write(self, data: bytes) -> None:
+        """Send with what else is written before `flush`."""
+        if not self._parts:
+            self._loop.call_soon(self.flush)
+        self._parts.append(data)
+
+    def write_now(self, data: bytes) -> None:
+        """Send with what was written before."""
+        if self._parts:
+            self._parts.append(data)
+            self.flush()
+        else:
+            self._transport.write(data)
+
+    def flush(self) -> None:
+        """Send what waits."""
+        if self._parts:
+            parts, self._parts = self._parts, []
+            if not self.is_closing():
+                self._transport.writelines(parts)
+
+    def get_write_buffer_size(self) -> int:
+        """Bytes that the kernel has not taken yet."""
+        return self._transport.get_write_buffer_size() + sum(map(len, self._parts))
+
+    def close(self) -> None:
+        """Close after what was written."""
+        self.flush()
+        self._transport.close()
+
+    def abort(self) -> None:
+        """Close at once."""
+        self._parts.clear()
+        self._transport.abort()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
 
 
 class ResponseStream:
@@ -60,7 +116,7 @@ class ResponseStream:
             # Chunks came with 1.1: the end of the connection is the end of this body. `send` writes no body then.
             cycle.chunked_encoding = self.chunked = False
         if cycle.scope["method"] != "HEAD":
-            self.sink = cycle.transport.write
+            self.sink = self._protocol.transport.write_now
 
     def write(self, data: bytes) -> None:
         """Add to the body; nothing if the client is gone."""
@@ -128,18 +184,29 @@ class StreamingProtocol(HttpToolsProtocol):
     """uvicorn's protocol, with a `ResponseStream` for each request.
 
     Attributes:
+        transport: a `CorkedTransport`.
         watched: the response that is told about its client; a connection answers one request at a time.
     """
 
     watched: ResponseStream | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Cork the connection."""
+        super().connection_made(transport)
+        self.transport: Any = CorkedTransport(transport, self.loop)
+
+    def on_response_complete(self) -> None:
+        """Send the answer before anything else happens."""
+        self.transport.flush()
+        super().on_response_complete()
 
     def on_headers_complete(self) -> None:
         """The request's task is made here and runs later."""
         before = self.cycle
         super().on_headers_complete()
         if self.cycle is not before:
-            extensions = self.scope.setdefault("extensions", {})
-            extensions[EXTENSION] = ResponseStream(self, self.cycle)  # type: ignore[typeddict-item]
+            extensions: dict[str, Any] = self.scope.setdefault("extensions", {})
+            extensions[EXTENSION] = ResponseStream(self, self.cycle)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Tell the response that is running."""

@@ -14,7 +14,7 @@ from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.routing import APIRoute
-from starlette.middleware.errors import ServerErrorMiddleware
+from starlette.applications import Starlette
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -40,7 +40,13 @@ class Application(FastAPI):
             self.user_middleware = added
         for cls, args, kwargs in reversed(added):
             stack = cls(stack, *args, **kwargs)
-        return ServerErrorMiddleware(stack, handler=self.exception_handlers.get(Exception)) if added else stack
+        return stack
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass on, without looking whether FastAPI's telemetry was set up meanwhile, as it does for each request."""
+        if self.root_path:
+            scope["root_path"] = self.root_path
+        await Starlette.__call__(self, scope, receive, send)
 
 
 def _plain_endpoints(router: APIRouter) -> dict[tuple[str, str], Endpoint]:
@@ -50,7 +56,7 @@ def _plain_endpoints(router: APIRouter) -> dict[tuple[str, str], Endpoint]:
         (method, route.path): route.endpoint
         for route in router.routes
         if isinstance(route, APIRoute) and not route.dependencies and "{" not in route.path and _plain(route.endpoint)
-        for method in route.methods
+        for method in route.methods or ()
     }
 
 
@@ -88,5 +94,8 @@ class _ShortWay:
         await response(scope, receive, send)
 
     def _handler(self, raised: type[Exception]) -> Callable[[Request, Exception], Awaitable[Response]]:
-        handlers: Any = self._app.exception_handlers
-        return next(handlers[cls] for cls in raised.__mro__ if cls in handlers)
+        handlers: dict[Any, Any] = self._app.exception_handlers
+        found: Callable[[Request, Exception], Awaitable[Response]] = next(
+            handlers[cls] for cls in raised.__mro__ if cls in handlers
+        )
+        return found

@@ -24,6 +24,7 @@ from servekit.messages.envelope import Envelope, Kind, http_worker_ipc
 from servekit.tokenizer.chat_template import ChatTemplate, ChatTemplateError
 from servekit.tokenizer.encoding import TextEncoder
 from servekit.tokenizer.manager import TokenizerManager
+from servekit.tokenizer.no_tokenizer import NoTokenizer
 from servekit.tokenizer.refusal import Refusal
 from servekit.transport.receiver import Expected, Receiver
 from servekit.transport.sender import Link, LinkFull, SenderWrapper
@@ -51,7 +52,8 @@ class TokenizerWorker:
         config = ctx.config
         ports, model = config.port_args, config.model_info
         self._rank_infos: list[dict[str, Any]] | None = None
-        encoder = TextEncoder(ports.tokenizer_file, model)
+        args = config.server_args
+        encoder = NoTokenizer() if args.skip_tokenizer_init else TextEncoder(ports.tokenizer_file, model)
         template = (
             None if model.chat_template is None else ChatTemplate(model.chat_template, model.bos_token, model.eos_token)
         )

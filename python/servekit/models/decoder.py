@@ -142,13 +142,17 @@ class SelfAttention(nn.Module):  # type: ignore[misc]
     def forward(self, x: torch.Tensor, rope: tuple[torch.Tensor, torch.Tensor], attention: Attention) -> torch.Tensor:
         n, h, kv = x.shape[0], self.heads, self.kv_heads
         qkv = self.qkv(x).view(n, h + 2 * kv, self.head_size)
-        self.prepare_(qkv[:, :h], qkv[:, h : h + kv])
+        self.prepare_(qkv)
         rotate_(qkv[:, : h + kv], rope)
         seen = attention.attend(self._index, qkv[:, :h], qkv[:, h:].view(n, 2, kv, self.head_size))
         return self.output(seen)
 
-    def prepare_(self, q: torch.Tensor, k: torch.Tensor) -> None:
-        """What a family does in place to queries and keys, [tokens, heads, head size], before they are turned."""
+    def prepare_(self, qkv: torch.Tensor) -> None:
+        """What a family does in place before queries and keys are turned.
+
+        Args:
+            qkv: [tokens, heads + 2 * kv heads, head size].
+        """
 
 
 class DecoderLayer(nn.Module):  # type: ignore[misc]

@@ -62,6 +62,8 @@ class RopeParameters:
         """
         # Newer files gather everything about RoPE in one place.
         rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+        if any(isinstance(value, dict) for value in rope.values()):
+            raise WeightError("rope parameters for each kind of layer are not known: only one set for all")
         partial = rope.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0
         if partial != 1.0:
             raise WeightError(f"partial_rotary_factor {partial} is not known: heads turn as a whole")

@@ -10,6 +10,8 @@ from servekit.engine.linear import Linear, LinearFactory, NativeLayers
 from servekit.engine.native import Stored
 from servekit.models.weights import WeightError, Weights
 
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+
 
 class TensorLoader:
     """Reads a model's tensors, checks their shapes and counts them for the progress bar.
@@ -43,9 +45,11 @@ class TensorLoader:
         """A tensor of the expected shape.
 
         Raises:
-            WeightError: it is missing, or has another shape.
+            WeightError: it is missing, or has another shape, or is quantized in a way that only its maker knows.
         """
         tensor = self._weights.get(self._prefix + name)
+        if tensor.dtype not in _DTYPES:
+            raise WeightError(f"tensor {name!r} is of {tensor.dtype}; known are {', '.join(map(str, _DTYPES))}")
         if tuple(tensor.shape) != shape:
             raise WeightError(f"tensor {name!r} has the shape {tuple(tensor.shape)}, expected {shape}")
         self._count(1)

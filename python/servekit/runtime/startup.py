@@ -129,7 +129,10 @@ def announce(server: Server, took: float) -> None:
         options = [] if args.uds is None else ["--unix-socket", args.uds]
         if args.api_key or args.api_key_file:
             options += ["-H", "authorization: Bearer KEY"]
-        line = curl_line(url, model.name, chat=model.chat_template is not None, options=options)
+        kind = "chat/completions" if model.chat_template is not None else "completions"
+        if any("embedding_size" in rank for rank in info):
+            kind = "embeddings"
+        line = curl_line(url, model.name, kind, options)
         with contextlib.suppress(BrokenPipeError):
             print(line, flush=True)  # noqa: T201 (to be copied)
 
@@ -140,13 +143,21 @@ def _least(info: list[dict[str, Any]], key: str) -> str:
     return str(min(values)) if values else "?"
 
 
-def curl_line(url: str, model: str, *, chat: bool, options: Sequence[str] = ()) -> str:
-    """A command line that asks the model something."""
-    body: dict[str, Any] = {"model": model, "max_tokens": 64, "temperature": 0}
-    if chat:
-        body["messages"] = [{"role": "user", "content": "What is the capital of France?"}]
+def curl_line(url: str, model: str, kind: str, options: Sequence[str] = ()) -> str:
+    """A command line that asks the model something.
+
+    Args:
+        kind: `chat/completions`, `completions` or `embeddings`.
+        options: of curl, before the body.
+    """
+    body: dict[str, Any] = {"model": model}
+    if kind == "embeddings":
+        body["input"] = "The capital of France is Paris."
     else:
-        body["prompt"] = "The capital of France is"
-    path = "/v1/chat/completions" if chat else "/v1/completions"
+        body |= {"max_tokens": 64, "temperature": 0}
+        if kind == "completions":
+            body["prompt"] = "The capital of France is"
+        else:
+            body["messages"] = [{"role": "user", "content": "What is the capital of France?"}]
     further = "".join(f" {shlex.quote(each)}" for each in options)
-    return f"curl {url}{path}{further} -H 'content-type: application/json' -d {shlex.quote(json.dumps(body))}"
+    return f"curl {url}/v1/{kind}{further} -H 'content-type: application/json' -d {shlex.quote(json.dumps(body))}"

@@ -104,6 +104,10 @@ class EmbeddingScheduler:
         if rid in self._texts:
             self._close(rid, FinishReason("abort", message=reason or None))
 
+    def flush_cache(self) -> bool:
+        """Nothing is cached here."""
+        return True
+
     def close_all(self, message: str, status: int) -> None:
         """End every text with an error."""
         for rid in list(self._texts):

@@ -26,6 +26,7 @@ from servekit.scheduler.log_level import set_log_level
 from servekit.scheduler.mock_requests import CYCLE, Cycling, Request, Rows
 from servekit.scheduler.mock_scores import Scores
 from servekit.scheduler.mock_script import Fault, Rule, Rules, Script, ScriptError, load_script
+from servekit.scheduler.mock_waits import Waits
 from servekit.transport.rank_link import RankLink
 
 if TYPE_CHECKING:
@@ -77,7 +78,8 @@ class MockRank:
         self._waiting: deque[Request] = deque()
         self._held = self._pending = 0
         self._embeddings: list[r.TokenizedEmbeddingReqInput] = []
-        self._closing = Rows()
+        self._waits = Waits()
+        self._closing = Rows(self._waits)
         self._finish_again: list[Request] = []
         self._reported: tuple[Load | None, int] = (None, 0)
         self._frozen: tuple[Load | None, int] = (None, 0)
@@ -173,6 +175,7 @@ class MockRank:
             request = self._waiting.popleft()
             self._pending -= request.prompt
             self._held += request.prompt
+            self._waits.admitted(request.rid, time.monotonic() - request.since)
             if request.rule is None and not request.stops and request.scores is None:
                 self._cycling.add(request)
                 continue
@@ -209,7 +212,7 @@ class MockRank:
     # Steps
 
     def _step(self, link: RankLink, now: float) -> None:
-        rows, self._closing = self._closing, Rows()
+        rows, self._closing = self._closing, Rows(self._waits)
         again, self._finish_again = self._finish_again, []
         for request in again:
             rows.add(request, b"", FinishReason("length"))
@@ -295,7 +298,7 @@ class MockRank:
 
     def _report(self, link: RankLink) -> None:
         """Send what must not wait for a step: ends of aborted requests, and a load that changed."""
-        rows, self._closing = self._closing, Rows()
+        rows, self._closing = self._closing, Rows(self._waits)
         if rows.rids or self._reported != (self._load(), link.last_dispatch):
             self._send(link, rows.batch() if rows.rids else BatchTokenIDOutput(rids=[]))
 
@@ -318,7 +321,7 @@ class MockRank:
         }
 
     def _close_all(self, link: RankLink) -> None:
-        rows, self._closing = self._closing, Rows()
+        rows, self._closing = self._closing, Rows(self._waits)
         cycling = [self._cycling.take_out(rid) for rid in list(self._cycling.rids)]
         for request in [*cycling, *self._scripted.values(), *self._waiting]:
             rows.add(request, b"", FinishReason("error", message="the rank was stopped", status=503))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import struct
+import time
 from typing import Any
 
 from servekit.messages.batches import BatchTokenIDOutput, FinishReason
 from servekit.scheduler.mock_scores import Scores
 from servekit.scheduler.mock_script import Rule
+from servekit.scheduler.mock_waits import Waits
 
 CYCLE = (260, 282, 253, 284, 418, 355, 314, 327, 911, 1250, 2504, 3410)
 """Ids of frequent words in the demo model's vocabulary."""
@@ -17,9 +19,9 @@ _LENGTH = FinishReason("length")
 
 
 class Request:
-    """One request: `done` new tokens of `limit`, `rows` rows so far, the next one due at `due`."""
+    """One request: `done` new tokens of `limit`, `rows` rows so far, the next one due at `due`; it came at `since`."""
 
-    __slots__ = ("done", "due", "limit", "prompt", "rid", "rows", "rule", "scores", "stops")
+    __slots__ = ("done", "due", "limit", "prompt", "rid", "rows", "rule", "scores", "since", "stops")
 
     def __init__(self, rid: int, prompt: int, limit: int, stops: frozenset[int], rule: Rule | None) -> None:
         """Accept it.
@@ -35,12 +37,14 @@ class Request:
         self.scores: Scores | None = None
         self.done = self.rows = 0
         self.due = 0.0
+        self.since = time.monotonic()
 
 
 class Rows:
     """Columns of the step that is being made. The detokenizer counts a request's tokens itself."""
 
-    def __init__(self) -> None:
+    def __init__(self, waits: Waits) -> None:
+        self._waits = waits
         self.rids: list[int] = []
         self.ids: list[bytes] = []
         self.prompts: list[int] = []
@@ -69,6 +73,7 @@ class Rows:
             finished_reasons=ends,
             prompt_tokens=self.prompts,
             decode_ids=self.ids,
+            time_stats=self._waits.column(self.rids, self.ends),
             **self.more,
         )
 

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from servekit.engine.plan import Ints
-from servekit.messages.batches import BatchTokenIDOutput, FinishReason
+from servekit.messages.batches import QUEUE_TIME, BatchTokenIDOutput, FinishReason
 from servekit.scheduler.logprobs import Columns
 
 
@@ -27,6 +27,7 @@ class Outputs:
         self._retractions: list[int] = []
         self._ids: list[bytes] = []
         self._extra: dict[str, dict[int, Any]] = {}
+        self._waits: dict[int, float | None] = {}
 
     def step(
         self,
@@ -38,13 +39,16 @@ class Outputs:
         retractions: Ints,
         reasons: list[FinishReason | None] | None,
         extra: dict[int, Columns],
+        waits: dict[int, float | None],
     ) -> None:
         """Add one new token for each of some requests; all arguments are columns over them.
 
         Args:
             extra: further columns of single requests, by their index among these.
+            waits: seconds that single requests waited for their first step, by their index among these.
         """
         first = len(self._rids)
+        self._waits |= {first + row: seconds for row, seconds in waits.items()}
         for row, columns in extra.items():
             for name, value in columns.items():
                 self._extra.setdefault(name, {})[first + row] = value
@@ -84,5 +88,7 @@ class Outputs:
         )
         for name, rows in self._extra.items():
             setattr(batch, name, [rows.get(row) for row in range(max(rows) + 1)])
+        if self._waits:
+            batch.time_stats = {QUEUE_TIME: [self._waits.get(row) for row in range(len(self._rids))]}
         self._clear()
         return batch

@@ -213,11 +213,15 @@ def _create_embedding_rank(ctx: ChildContext) -> TorchRank:
         rank=ctx.index,
         progress=lambda done, total: ctx.progress(done, total, "weights"),
     )
-    running = args.max_running_requests or (MAX_RUNNING_CPU if runner.info["device"] == "cpu" else MAX_RUNNING_CUDA)
+    running, tokens = MAX_RUNNING_CUDA, args.max_prefill_tokens
+    if runner.info["device"] == "cpu":
+        # As for prompts: more at once make it no faster.
+        running, tokens = MAX_RUNNING_CPU, min(tokens, args.chunked_prefill_size)
+    running = args.max_running_requests or running
     config = EmbeddingConfig(
         max_running=running,
         max_waiting=args.max_queued_requests + args.data_parallel_size * running,
-        max_prefill_tokens=args.max_prefill_tokens,
+        max_prefill_tokens=tokens,
         max_model_len=min(model.max_model_len, runner.info["context"]),
         vocab_size=runner.info["vocab_size"],
         size=runner.info["embedding_size"],

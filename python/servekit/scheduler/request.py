@@ -66,6 +66,7 @@ class Request:
         priority: higher is sooner, where the policy asks for it.
         salt: separates its cached prefixes from those of other salts.
         since: when it came, on the scheduler's clock.
+        waited: seconds from then to its first step, None before that.
         slot: its row in the slot table, -1 while it waits.
         lease: its pages, None while it waits.
         cached: tokens that it found in the cache when it first ran, -1 before that.
@@ -88,6 +89,7 @@ class Request:
     priority: int
     salt: str
     since: float = field(default=0.0)
+    waited: float | None = field(default=None)
     slot: int = field(default=-1)
     lease: Lease | None = field(default=None)
     cached: int = field(default=-1)

@@ -30,6 +30,7 @@ class RunningBatch:
 
     def __init__(self, config: SchedulerConfig, max_tokens: int, clock: Callable[[], float]) -> None:
         self._config = config
+        self._clock = clock
         self._urgency = config.policy == "priority"
         self.table = SlotTable(config.max_running, max_tokens, config.page)
         self.memory = KvMemory(config.pages, config.page, config.prefix_cache)
@@ -117,6 +118,7 @@ class RunningBatch:
         request.lease, pages = found
         cached = request.lease.shared * t.page
         if request.cached < 0:
+            request.waited = self._clock() - request.since
             request.cached = min(cached, request.prompt_tokens)
         t.add(request, pages, cached)
         if request.logprobs is not None:

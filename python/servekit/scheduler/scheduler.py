@@ -262,8 +262,12 @@ class Scheduler:
             reasons = [None] * len(slots)
             for i in ended:
                 reasons[i] = FinishReason("stop", matched=int(new[i])) if stopped[i] else FinishReason("length")
-        counts = (t.prompt[slots], t.known[slots] - t.prompt[slots], t.cached[slots], t.retractions[slots])
-        self._outputs.step(t.rid[slots], new, *counts, reasons, told)
+        generated = t.known[slots] - t.prompt[slots]
+        # Of a request that is not streamed the worker sees the last row alone.
+        telling = {*np.flatnonzero(generated == 1).tolist(), *ended}
+        waits = {row: self._table.owner(int(slots[row])).waited for row in telling}
+        counts = (t.prompt[slots], generated, t.cached[slots], t.retractions[slots])
+        self._outputs.step(t.rid[slots], new, *counts, reasons, told, waits)
         for i in ended:
             self._release(self._table.owner(int(slots[i])))
 

@@ -64,4 +64,5 @@ class WaitingQueue:
 
     def _ordered(self, requests: list[Request], rank: Callable[[Request], int]) -> list[Request]:
         """By rank, after those that have waited long; in the order of arrival where that is equal."""
-        return sorted(requests, key=lambda r: (0, 0) if self.aged(r) else (1, rank(r)))
+        before = self._clock() - AGED_S
+        return sorted(requests, key=lambda r: (0, 0) if r.since <= before else (1, rank(r)))

@@ -83,7 +83,7 @@ def plan(asks: Sequence[Ask], model: ModelInfo, entropy: random.Random) -> list[
 
 
 def messages_of(
-    planned: Sequence[Planned], rank: int, mint: Callable[[], int], prefixes: bool = False
+    planned: Sequence[Planned], rank: int, mint: Callable[[], int], *, decoded: bool = True, prefixes: bool = False
 ) -> Iterator[tuple[Choice, Envelope, TokenizedGenerateReqInput]]:
     """The messages of choices that want new tokens; these get their ids on the wire.
 
@@ -91,6 +91,7 @@ def messages_of(
         planned: all choices of a request.
         rank: named by the client, -1 for none.
         mint: makes an id.
+        decoded: text comes back; ids alone otherwise.
         prefixes: name the prompts' prefixes, as `cache_aware` dispatch wants them.
     """
     received_at = time.time()
@@ -110,13 +111,15 @@ def messages_of(
         if room is not None:
             room = next(rooms.setdefault(id(options), itertools.count(room)))
         if room is not None or options is not shown:
-            exts, shown = _extensions(options, room), options
+            exts, shown = _extensions(options, room, decoded), options
         if packed[0] != number:
             packed = number, pack_ids(ask.prompt.ids)
             names = _prefixes(packed[1], options.cache_salt) if prefixes else []
         group = [group_ext(Group(group_id, choice.index, len(planned), number))] if len(planned) > 1 else []
         flags = FLAG_STREAM if options.streamed else 0
-        envelope = Envelope(Kind.GENERATE, rid, flags, rank=rank, tokens=choice.prompt_tokens, exts=exts + names + group)
+        envelope = Envelope(
+            Kind.GENERATE, rid, flags, rank=rank, tokens=choice.prompt_tokens, exts=exts + names + group
+        )
         yield choice, envelope, _body(ask, rid, packed[1], params, rank, room, received_at)
 
 
@@ -149,8 +152,8 @@ def _prefixes(packed: bytes, salt: str | None) -> list[tuple[int, bytes]]:
     return [(Ext.PREFIX_HASHES, hashes)] if hashes else []
 
 
-def _extensions(options: opt.GenerationOptions, room: int | None) -> list[tuple[int, bytes]]:
-    exts = [text_ext(opt.text_options(options))]
+def _extensions(options: opt.GenerationOptions, room: int | None, decoded: bool) -> list[tuple[int, bytes]]:
+    exts = [text_ext(opt.text_options(options) if decoded else opt.ids_alone(options))]
     if room is not None:
         exts.append(room_ext(room))
     if options.priority is not None:

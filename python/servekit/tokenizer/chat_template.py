@@ -78,7 +78,7 @@ class ChatTemplate:
             self._template = _environment().from_string(source)
         except jinja2.TemplateSyntaxError as error:
             raise ChatTemplateError(f"chat template, line {error.lineno}: {error.message}") from None
-        # Jinja chains the environment's globals behind the template's; each rendering would walk through both in Python.
+        # Jinja chains two mappings of globals, and each rendering would walk through both in Python.
         self._template.globals = dict(self._template.globals)
         self._knows_developer = "developer" in source
         self._tokens = {"bos_token": bos_token or "", "eos_token": eos_token or ""}

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from servekit.messages.batches import BatchStrOutput
+from servekit.messages.batches import BatchStrOutput, BatchTokenIDOutput
 from servekit.tokenizer.encoding import unpack_floats, unpack_ids
 
 log = logging.getLogger(__name__)
@@ -64,7 +64,7 @@ class Logprobs:
         self._new: list[Score] = []
         self._prompt_only = prompt_only
 
-    def put(self, batch: BatchStrOutput, row: int) -> bool:
+    def put(self, batch: BatchStrOutput | BatchTokenIDOutput, row: int) -> bool:
         """Take in a row; False if its columns do not fit together."""
         try:
             self._put(batch, row)
@@ -73,7 +73,7 @@ class Logprobs:
             return False
         return True
 
-    def _put(self, batch: BatchStrOutput, row: int) -> None:
+    def _put(self, batch: BatchStrOutput | BatchTokenIDOutput, row: int) -> None:
         self.prompt += _scores(
             batch.input_token_logprobs_val, batch.input_token_logprobs_idx,
             batch.input_top_logprobs_val, batch.input_top_logprobs_idx,

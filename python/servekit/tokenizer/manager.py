@@ -13,7 +13,7 @@ import msgspec
 
 from servekit._core import MalformedError, TextStreams
 from servekit.config import Config
-from servekit.messages.batches import QUEUE_TIME, BatchEmbeddingOutput, BatchStrOutput, FinishReason
+from servekit.messages.batches import QUEUE_TIME, BatchEmbeddingOutput, BatchStrOutput, BatchTokenIDOutput, FinishReason
 from servekit.messages.envelope import (
     Envelope,
     Kind,
@@ -74,6 +74,7 @@ class TokenizerManager:
         self.epoch = epoch
         self.page = page
         self.encoder = encoder
+        self.decodes = not config.server_args.skip_tokenizer_init
         self.meter = Meter(page, worker)
         self.malformed = 0
         self._sender = sender
@@ -87,12 +88,14 @@ class TokenizerManager:
         self._jobs: set[Job] = set()
         self._controls = ControlMessages(worker, sender, self._mint)
         self._batch = msgspec.msgpack.Decoder(BatchStrOutput)
+        self._undecoded = msgspec.msgpack.Decoder(BatchTokenIDOutput)
         self._embeddings = msgspec.msgpack.Decoder(BatchEmbeddingOutput)
         self._aborts = msgspec.msgpack.Decoder(AbortRequestsReq)
         self._stopped: Refusal | None = None
         self.dispatcher = TypeBasedDispatcher(
             {
                 Kind.BATCH_STR: self._take_batch,
+                Kind.BATCH_TOKEN_ID: self._take_ids,
                 Kind.BATCH_EMBEDDING: self._take_embeddings,
                 Kind.CONTROL_REPLY: self._controls.take_reply,
                 Kind.SET_LOG_LEVEL: self._controls.take_log_level,
@@ -179,7 +182,7 @@ class TokenizerManager:
         self._begin(job, [each.choice for each in planned])
         job.streamed = asks[0].options.streamed
         named = self.config.server_args.load_balance_method == "cache_aware"
-        for choice, envelope, body in messages_of(planned, rank, self._mint, prefixes=named):
+        for choice, envelope, body in messages_of(planned, rank, self._mint, decoded=self.decodes, prefixes=named):
             self._send(job, choice, envelope, body)
         for each in planned:
             if each.params.max_new_tokens == 0:
@@ -253,19 +256,29 @@ class TokenizerManager:
 
     def _take_batch(self, envelope: Envelope, frames: Sequence[bytes]) -> None:
         try:
-            events, left, generated, gaps = self._direct.render(frames[0])
+            events, left, metered = self._direct.render(frames[0])
         except MalformedError as error:
             self._count_malformed(error)
             return
         for sink, data in events:
             sink(data)
-        self.meter.past(envelope.rank, generated, gaps)
+        self.meter.past(*metered)
         if left is not None and (batch := self._decode(self._batch, left)) is not None:
-            self._take_rows(envelope, batch)
+            self._take_rows(envelope, batch, batch.output_strs, batch.output_ids)
 
-    def _take_rows(self, envelope: Envelope, batch: BatchStrOutput) -> None:
+    def _take_ids(self, envelope: Envelope, frames: Sequence[bytes]) -> None:
+        if (batch := self._decode(self._undecoded, frames[0])) is not None:
+            self._take_rows(envelope, batch, None, batch.decode_ids)
+
+    def _take_rows(
+        self,
+        envelope: Envelope,
+        batch: BatchStrOutput | BatchTokenIDOutput,
+        texts: Sequence[str | None] | None,
+        ids: Sequence[bytes | None] | None,
+    ) -> None:
         none = [None] * len(batch.rids)
-        texts, ids = batch.output_strs or none, batch.output_ids or none
+        texts, ids = texts or none, ids or none
         finishes, prompts = batch.finished_reasons or none, batch.prompt_tokens or none
         completions, cached, ranks = (
             batch.completion_tokens or none,
@@ -287,6 +300,9 @@ class TokenizerManager:
                 choice.prompt_tokens = prompt_tokens
             if completion_tokens is not None:
                 choice.completion_tokens = completion_tokens
+            elif row_ids:
+                # Not every rank counts what nobody has looked at yet.
+                choice.completion_tokens += len(row_ids) // 4
             choice.cached_tokens = cached_tokens or 0
             choice.dp_rank = envelope.rank if rank is None else rank
             if choice.logprobs is not None and not choice.logprobs.put(batch, row):

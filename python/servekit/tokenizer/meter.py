@@ -54,7 +54,7 @@ class Meter:
         """Rows of one message went past their jobs.
 
         Args:
-            rank: which made them.
+            rank: which made them, -1 if none did.
             generated: tokens of all of them beyond those of the rows before.
             gaps: seconds since the piece before, and of how many streams that is true.
         """

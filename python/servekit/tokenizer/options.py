@@ -5,6 +5,7 @@ Ranges are part of the types, so that one pass of the JSON decoder checks them a
 
 from __future__ import annotations
 
+import operator
 import random
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
@@ -161,14 +162,20 @@ def unsupported(field: str) -> Refusal:
     return Refusal(400, f"{field} is not supported by this server yet", param=field, code="unsupported_parameter")
 
 
+_unbuilt = operator.attrgetter(*Unbuilt.__struct_fields__)
+_NOTHING = (None,) * len(Unbuilt.__struct_fields__)
+
+
 def check_unbuilt(options: Unbuilt) -> None:
     """Nothing is asked for that this version can't obey.
 
     Raises:
         Refusal: naming the field at fault.
     """
-    for field in Unbuilt.__struct_fields__:
-        value = getattr(options, field)
+    values = _unbuilt(options)
+    if values == _NOTHING:
+        return
+    for field, value in zip(Unbuilt.__struct_fields__, values, strict=True):
         if value is not None and value not in _NEUTRAL.get(field, ()):
             raise unsupported(field)
 
@@ -256,6 +263,17 @@ def check_stops(options: GenerationOptions, choices: int) -> None:
         raise Refusal(
             400, f"stop: {size} bytes in all are more than the {most} that {choices} choices may have", param="stop"
         )
+
+
+def ids_alone(options: GenerationOptions) -> TextOptions:
+    """What the detokenizer must know where there is no tokenizer.
+
+    Raises:
+        Refusal: the client gave stop strings, which are looked for in text.
+    """
+    if stop_strings(options):
+        raise Refusal(400, "stop: this server runs without a tokenizer: give stop_token_ids instead", param="stop")
+    return TextOptions(text=False, ids=True)
 
 
 def text_options(options: GenerationOptions) -> TextOptions:

@@ -21,7 +21,7 @@ HIGH_WATER_MARK = 65536
 ACKNOWLEDGE_S = 0.05
 """How soon the peer is told what was handled."""
 
-_BURST = 256
+_BURST = 8
 """Messages handled before other callbacks of the loop get their turn."""
 
 
@@ -94,7 +94,7 @@ class Receiver:
             if self._loop is None:
                 return
             # Asking costs less than the exception that an empty socket raises.
-            if not self._socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+            if not int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
                 return
             self._receive(self._socket.recv_multipart(zmq.NOBLOCK))
         if self._loop is not None:

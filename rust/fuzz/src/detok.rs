@@ -39,7 +39,7 @@ pub fn run(data: &[u8]) {
     shard.batch(&batch, &mut output);
     shard.batch(&batch, &mut output);
     for frame in output.frames {
-        let said = ScannedBatch::parse(Kind::BatchStr, Arc::new(frame.body)).unwrap();
+        let said = ScannedBatch::parse(frame.kind, Arc::new(frame.body)).unwrap();
         assert_eq!(said.rows(), frame.rows as usize);
     }
 }

@@ -56,7 +56,8 @@ impl Detokenizer {
         py.detach(|| self.shard.lock().open(rid, options, stream));
     }
 
-    /// Take a batch; frames for workers, and requests that ended here by a stop string.
+    /// Take a batch; frames for workers, and requests that ended here by a stop string. Frames are `BatchStrOutput`;
+    /// rows of requests without text, and of all without a tokenizer, are a `BatchTokenIDOutput` as it came.
     fn step<'py>(&self, py: Python<'py>, frame: PyBackedBytes) -> PyResult<(Frames<'py>, Vec<u64>)> {
         let mut output = py.detach(|| {
             let batch = scan(frame)?;

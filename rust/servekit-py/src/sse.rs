@@ -10,8 +10,10 @@ use servekit_core::state_page::monotonic_ns;
 use crate::errors::Error;
 use crate::split::scan;
 
-/// What `render` returns: sinks with their events, the batch of the rows that are left, new tokens, and gaps.
-type Rendered<'py> = (Bound<'py, PyList>, Option<Bound<'py, PyBytes>>, u64, Vec<(f64, u64)>);
+/// What `render` returns: sinks with their events, the batch of the rows that are left, and what was metered.
+type Rendered<'py> = (Bound<'py, PyList>, Option<Bound<'py, PyBytes>>, Metered);
+/// Rank, -1 if none is told, new tokens, and gaps.
+type Metered = (i64, u64, Vec<(f64, u64)>);
 
 /// Streams whose events differ in their text alone.
 #[pyclass(frozen, module = "servekit._core")]
@@ -51,7 +53,9 @@ impl TextStreams {
             .render(&batch, monotonic_ns(), |sink, event| written.push((sink.clone_ref(py), PyBytes::new(py, event))))
             .map_err(Error::from)?;
         let gaps = tally.gaps.into_iter().map(|(gap, streams)| (gap as f64 / 1e9, streams)).collect();
-        Ok((PyList::new(py, written)?, left.map(|left| PyBytes::new(py, &left)), tally.generated, gaps))
+        let rank = tally.rank.and_then(|rank| i64::try_from(rank).ok()).unwrap_or(-1);
+        let left = left.map(|left| PyBytes::new(py, &left));
+        Ok((PyList::new(py, written)?, left, (rank, tally.generated, gaps)))
     }
 
     fn __len__(&self) -> usize {

@@ -8,6 +8,7 @@ from fastapi import APIRouter, Request
 from msgspec import Meta
 from starlette.responses import Response
 
+from servekit.http.answers import ChatCompletion
 from servekit.http.body import read_body
 from servekit.http.conversation import Message, Tool, check_conversation, render, size_of
 from servekit.http.generation import generate, manager_of
@@ -46,7 +47,12 @@ class ChatCompletionRequest(GenerationOptions, kw_only=True):
     modalities: list[str] | None = None
 
 
-@router.post("/v1/chat/completions", openapi_extra=describe_body(ChatCompletionRequest))
+@router.post(
+    "/v1/chat/completions",
+    openapi_extra=describe_body(
+        ChatCompletionRequest, needs={"model": None, "messages": None}, answer=ChatCompletion, streams=True, ranked=True
+    ),
+)
 async def chat_completions(request: Request) -> Response:
     """Answer a conversation."""
     manager = manager_of(request)

@@ -8,11 +8,12 @@ from fastapi import APIRouter, Request
 from msgspec import Meta
 from starlette.responses import Response
 
+from servekit.http.answers import Completion
 from servekit.http.body import read_body
 from servekit.http.generation import generate, manager_of
 from servekit.http.logprobs import TokenTexts, completion_logprobs
 from servekit.http.openapi import describe_body
-from servekit.http.prompts import encode_prompts, prompts_of
+from servekit.http.prompts import PROMPTS_SCHEMA, Prompts, encode_prompts, prompts_of
 from servekit.http.shapes import Head, ended, ending
 from servekit.http.sse import json_text, json_value
 from servekit.tokenizer.ask import Ask
@@ -39,7 +40,7 @@ class CompletionRequest(GenerationOptions, kw_only=True):
         add_special_tokens: put the model's special tokens around prompts that are text; true by default.
     """
 
-    prompt: str | list[str | int | list[int]] | None = None
+    prompt: Prompts | None = None
     echo: bool | None = None
     best_of: Annotated[int, Meta(ge=1, le=MAX_N)] | None = None
     logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
@@ -58,7 +59,12 @@ class CompletionRequest(GenerationOptions, kw_only=True):
         return self.best_of or self.wanted
 
 
-@router.post("/v1/completions", openapi_extra=describe_body(CompletionRequest))
+@router.post(
+    "/v1/completions",
+    openapi_extra=describe_body(
+        CompletionRequest, needs={"model": None, "prompt": PROMPTS_SCHEMA}, answer=Completion, streams=True, ranked=True
+    ),
+)
 async def completions(request: Request) -> Response:
     """Go on with one or more prompts."""
     manager = manager_of(request)

@@ -8,10 +8,11 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from servekit.http.answers import EmbeddingList
 from servekit.http.body import read_body
 from servekit.http.generation import embed, manager_of
 from servekit.http.openapi import describe_body
-from servekit.http.prompts import encode_prompts, prompts_of
+from servekit.http.prompts import PROMPTS_SCHEMA, Prompts, encode_prompts, prompts_of
 from servekit.http.sse import json_value
 from servekit.tokenizer.encoding import TextEncoder, unpack_floats
 from servekit.tokenizer.manager import TokenizerManager
@@ -29,10 +30,15 @@ class EmbeddingRequest(EmbeddingOptions, kw_only=True):
         encoding_format: `float` gives lists of numbers, `base64` little-endian float32.
     """
 
-    input: str | list[str | int | list[int]] | None = None
+    input: Prompts | None = None
 
 
-@router.post("/v1/embeddings", openapi_extra=describe_body(EmbeddingRequest))
+@router.post(
+    "/v1/embeddings",
+    openapi_extra=describe_body(
+        EmbeddingRequest, needs={"model": None, "input": PROMPTS_SCHEMA}, answer=EmbeddingList, ranked=True
+    ),
+)
 async def embeddings(request: Request) -> Response:
     """Vectors of one or more texts."""
     manager = manager_of(request)

@@ -12,11 +12,12 @@ from fastapi import APIRouter, Request
 from msgspec import UNSET, Meta, UnsetType
 from starlette.responses import Response
 
+from servekit.http.answers import Generated
 from servekit.http.body import read_body
 from servekit.http.generation import generate, manager_of
 from servekit.http.logprobs import LEAST
 from servekit.http.openapi import describe_body
-from servekit.http.prompts import check_ids, encode_prompts, prompts_of
+from servekit.http.prompts import IDS_SCHEMA, TEXTS_SCHEMA, check_ids, encode_prompts, prompts_of
 from servekit.http.shapes import ended
 from servekit.http.sse import event, json_value
 from servekit.tokenizer import options as opt
@@ -115,7 +116,16 @@ _UNBUILT = (
 )
 
 
-@router.post("/generate", openapi_extra=describe_body(GenerateRequest))
+@router.post(
+    "/generate",
+    openapi_extra=describe_body(
+        GenerateRequest,
+        one_of={"text": TEXTS_SCHEMA, "input_ids": IDS_SCHEMA},
+        answer=Generated | list[Generated],
+        streams=True,
+        ranked=True,
+    ),
+)
 async def generate_(request: Request) -> Response:
     """Go on with one or more prompts."""
     manager = manager_of(request)

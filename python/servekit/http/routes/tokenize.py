@@ -9,6 +9,7 @@ from fastapi import APIRouter, Request
 from msgspec import Meta
 from starlette.responses import Response
 
+from servekit.http.answers import DetokenizedText, TokenList
 from servekit.http.body import read_body
 from servekit.http.conversation import Message, Tool, check_conversation, render, size_of
 from servekit.http.generation import check_model, manager_of
@@ -39,7 +40,10 @@ class DetokenizeRequest(msgspec.Struct, kw_only=True):
     model: str | None = None
 
 
-@router.post("/tokenize", openapi_extra=describe_body(TokenizeRequest))
+@router.post(
+    "/tokenize",
+    openapi_extra=describe_body(TokenizeRequest, one_of={"prompt": None, "messages": None}, answer=TokenList),
+)
 async def tokenize(request: Request) -> Response:
     """Token ids of a text, or of a conversation as the model sees it."""
     manager = manager_of(request)
@@ -58,7 +62,7 @@ async def tokenize(request: Request) -> Response:
     return _json({"tokens": ids, "count": len(ids), "max_model_len": manager.config.model_info.max_model_len})
 
 
-@router.post("/detokenize", openapi_extra=describe_body(DetokenizeRequest))
+@router.post("/detokenize", openapi_extra=describe_body(DetokenizeRequest, answer=DetokenizedText))
 async def detokenize(request: Request) -> Response:
     """Text of token ids, special tokens included."""
     manager = manager_of(request)

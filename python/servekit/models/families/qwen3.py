@@ -26,7 +26,8 @@ class Qwen3Attention(SelfAttention):
         self.q_norm = RMSNorm(load.tensor(at + "q_norm.weight", config.head_size), config.norm_eps)
         self.k_norm = RMSNorm(load.tensor(at + "k_norm.weight", config.head_size), config.norm_eps)
 
-    def prepare_(self, q: torch.Tensor, k: torch.Tensor) -> None:
+    def prepare_(self, qkv: torch.Tensor) -> None:
+        q, k, _ = qkv.split((self.heads, self.kv_heads, self.kv_heads), 1)
         q.copy_(self.q_norm(q))
         k.copy_(self.k_norm(k))
 

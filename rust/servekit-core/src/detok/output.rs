@@ -53,6 +53,8 @@ pub struct WorkerFrame {
     pub route: Route,
     /// `BatchStr`; of a batch that passed the shard unchanged, its own kind.
     pub kind: Kind,
+    /// The rank that its rows come from, -1 if that was not told.
+    pub rank: i32,
     /// Rows in it.
     pub rows: u32,
     /// A batch of that kind.
@@ -227,7 +229,7 @@ impl Rows {
 
     fn take(&mut self, route: Route) -> WorkerFrame {
         let body = Body::Own(self.body.as_slice().to_vec());
-        let frame = WorkerFrame { route, kind: Kind::BatchStr, rows: self.count as u32, body };
+        let frame = WorkerFrame { route, kind: Kind::BatchStr, rank: -1, rows: self.count as u32, body };
         self.clear();
         frame
     }

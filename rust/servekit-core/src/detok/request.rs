@@ -31,13 +31,9 @@ pub(super) struct Request {
     skip_special: bool,
     keep_stop: bool,
     keep_end_token: bool,
-    /// Text goes to the client.
-    want_text: bool,
     pub(super) want_ids: bool,
     /// Rows are sent as text comes, not only at the end.
     stream: bool,
-    /// Text is needed, for the client or to find stop strings.
-    decodes: bool,
     decoder: Decoder,
     stops: Option<Stops>,
     /// Text that is not sent yet; UTF-8.
@@ -51,23 +47,20 @@ pub(super) struct Request {
 }
 
 impl Request {
-    pub(super) fn new(options: &TextOptions, stream: bool, has_vocabulary: bool) -> Self {
+    pub(super) fn new(options: &TextOptions, stream: bool) -> Self {
         let stops = Stops::new(&options.stops);
-        let want_ids = options.ids || !has_vocabulary;
         Self {
             skip_special: options.skip_special_tokens,
             keep_stop: options.include_stop || options.no_stop_trim,
             keep_end_token: options.no_stop_trim,
-            want_text: options.text && has_vocabulary,
-            want_ids,
+            want_ids: options.ids,
             stream,
-            decodes: has_vocabulary && (options.text || stops.is_some()),
             decoder: Decoder::default(),
             stops,
             text: Vec::new(),
             sent: 0,
             generated: 0,
-            carried: want_ids.then(Box::default),
+            carried: options.ids.then(Box::default),
             seen: Seen::default(),
         }
     }
@@ -97,8 +90,7 @@ impl Request {
         for (i, id) in ids.iter().map(|id| u32::from_le_bytes(*id)).enumerate() {
             taken = i + 1;
             let start = self.text.len();
-            if let Some(vocabulary) = vocabulary.filter(|_| self.decodes && !(taken == ids.len() && silent == Some(id)))
-            {
+            if let Some(vocabulary) = vocabulary.filter(|_| !(taken == ids.len() && silent == Some(id))) {
                 self.decoder.push(vocabulary, id, self.skip_special, &mut self.text)?;
             }
             if let Some(carried) = &mut self.carried {
@@ -121,7 +113,7 @@ impl Request {
         }
         if finished && stop.is_none() {
             let start = self.text.len();
-            if let Some(vocabulary) = vocabulary.filter(|_| self.decodes) {
+            if let Some(vocabulary) = vocabulary {
                 self.decoder.finish(vocabulary, &mut self.text)?;
             }
             stop = self.find_stop(start);
@@ -165,7 +157,7 @@ impl Request {
         }
         let bytes = self.sendable(ended);
         let tokens = self.releasable(bytes, ended);
-        let says = ended || (self.want_text && bytes > 0) || (self.want_ids && tokens > 0);
+        let says = ended || bytes > 0 || (self.want_ids && tokens > 0);
         says.then_some(Release { request: self, bytes, tokens })
     }
 
@@ -174,7 +166,7 @@ impl Request {
     /// # Errors
     /// The tokenizer's decoder failed.
     pub(super) fn cut_off(&mut self, vocabulary: Option<&Vocabulary>) -> Result<(), String> {
-        match vocabulary.filter(|_| self.decodes) {
+        match vocabulary {
             Some(vocabulary) => self.decoder.finish(vocabulary, &mut self.text),
             None => Ok(()),
         }
@@ -190,8 +182,8 @@ pub(super) struct Release<'a> {
 
 impl Release<'_> {
     pub(super) fn write_text(&mut self, out: &mut Pack) {
-        let Request { text, sent, want_text, .. } = &mut *self.request;
-        write_str(out, if *want_text { &text[..self.bytes] } else { b"" });
+        let Request { text, sent, .. } = &mut *self.request;
+        write_str(out, &text[..self.bytes]);
         if self.bytes == text.len() {
             text.clear();
         } else {

@@ -41,7 +41,10 @@ pub struct Counts {
 }
 
 enum Stage {
+    /// Its text is decoded.
     Live(Box<Request>),
+    /// It wants ids alone, which go to its worker as they come.
+    Ids,
     /// Ended here; the rank's finished row is still to come.
     Closing,
 }
@@ -114,8 +117,12 @@ impl Shard {
         match self.requests.entry(rid) {
             Entry::Occupied(_) => self.counts.duplicates += 1,
             Entry::Vacant(entry) => {
-                let request = Request::new(&options, stream, self.vocabulary.is_some());
-                entry.insert(State { home, stage: Stage::Live(Box::new(request)) });
+                let stage = if options.text && self.vocabulary.is_some() {
+                    Stage::Live(Box::new(Request::new(&options, stream)))
+                } else {
+                    Stage::Ids
+                };
+                entry.insert(State { home, stage });
             }
         }
     }
@@ -126,8 +133,9 @@ impl Shard {
         if batch.kind() == Kind::BatchTokenId { self.detokenize(batch, None, out) } else { self.pass(batch, out) }
     }
 
-    /// Take this shard's rows of a batch that `rank` sent. A row of a request that is at another rank is of another
-    /// attempt: it is dropped and counted. What is no token ids passes as it is, as far as its requests are open.
+    /// Take this shard's rows of a batch that `rank` sent; all frames in `out` become that rank's. A row of a request that
+    /// is at another rank is of another attempt: it is dropped and counted. What is no token ids passes as it is, as far
+    /// as its requests are open.
     pub fn batch_of(&mut self, rank: u16, batch: &ScannedBatch, out: &mut ShardOutput) {
         if batch.kind() == Kind::BatchTokenId {
             self.detokenize(batch, Some(rank), out);
@@ -135,6 +143,7 @@ impl Shard {
             let live = self.close_finished(rank, batch);
             pass_rows(batch, |rid| live.contains(&rid), out);
         }
+        out.frames.iter_mut().for_each(|frame| frame.rank = i32::from(rank));
     }
 
     /// The open requests among this shard's rows; those whose row is finished are closed.
@@ -152,7 +161,7 @@ impl Shard {
                 self.counts.strays += 1;
                 continue;
             }
-            if matches!(entry.get().stage, Stage::Live(_)) {
+            if !matches!(entry.get().stage, Stage::Closing) {
                 live.insert(rid);
             }
             if batch.finished(row) {
@@ -164,6 +173,7 @@ impl Shard {
 
     fn detokenize(&mut self, batch: &ScannedBatch, rank: Option<u16>, out: &mut ShardOutput) {
         let mut workers = Places::new();
+        let mut undecoded = HashSet::new();
         let source = Source::new(batch, self.layout.in_batch(batch));
         for (row, rid) in batch.rids().iter().copied().enumerate() {
             if self.shards > 1 && shard_of(rid, self.shards) != self.index {
@@ -181,6 +191,9 @@ impl Shard {
                 continue;
             }
             let Stage::Live(request) = &mut entry.get_mut().stage else {
+                if matches!(entry.get().stage, Stage::Ids) {
+                    undecoded.insert(rid);
+                }
                 if finished {
                     entry.remove();
                 }
@@ -224,6 +237,9 @@ impl Shard {
         }
         let routes = workers.keys().iter().map(|key| Route::from(*key));
         out.frames.extend(routes.zip(&mut self.rows).map(|(route, rows)| rows.frame(route, &self.layout, batch)));
+        if !undecoded.is_empty() {
+            pass_rows(batch, |rid| undecoded.contains(&rid), out);
+        }
     }
 
     fn pass(&mut self, batch: &ScannedBatch, out: &mut ShardOutput) {
@@ -247,7 +263,11 @@ impl Shard {
                 false
             }
             Some(State { stage: Stage::Closing, .. }) => false,
-            Some(State { stage: Stage::Live(mut request), .. }) => {
+            Some(State { stage, .. }) => {
+                let mut request = match stage {
+                    Stage::Live(request) => request,
+                    _ => Box::new(Request::new(&TextOptions::default(), false)),
+                };
                 let vocabulary = self.vocabulary.as_deref();
                 let cut_off = || request.cut_off(vocabulary);
                 // The request ends with an error in any case; only its last, incomplete character is at stake.
@@ -281,6 +301,6 @@ impl Shard {
 fn pass_rows(batch: &ScannedBatch, wanted: impl Fn(u64) -> bool, out: &mut ShardOutput) {
     for part in split_rows_by_worker(batch, wanted) {
         let body = Body::Shared(part.body);
-        out.frames.push(WorkerFrame { route: part.route, kind: batch.kind(), rows: part.rows, body });
+        out.frames.push(WorkerFrame { route: part.route, kind: batch.kind(), rank: -1, rows: part.rows, body });
     }
 }

@@ -147,7 +147,8 @@ fn embeddings_pass_as_they_are() {
     let batch = ScannedBatch::parse(Kind::BatchEmbedding, Arc::new(body)).unwrap();
     let mut output = ShardOutput::default();
     shard.batch(&batch, &mut output);
-    let [WorkerFrame { route, kind: Kind::BatchEmbedding, rows: 1, body: Body::Shared(passed) }] = &output.frames[..]
+    let [WorkerFrame { route, kind: Kind::BatchEmbedding, rank: -1, rows: 1, body: Body::Shared(passed) }] =
+        &output.frames[..]
     else {
         panic!("{:?}", output.frames);
     };
@@ -174,7 +175,7 @@ fn embeddings_of_a_rank_pass_for_open_requests_of_that_rank_alone() {
     shard.batch_of(0, &batch, &mut output);
     let [frame] = output.frames.as_slice() else { panic!("one frame") };
     let passed = ScannedBatch::parse(frame.kind, Arc::new(frame.body.clone())).unwrap();
-    assert_eq!((passed.rids(), frame.rows), (&rids[..1], 1));
+    assert_eq!((passed.rids(), frame.rows, frame.rank), (&rids[..1], 1, 0));
     assert_eq!((shard.live(), shard.counts().strays, shard.counts().dropped), (1, 2, 3));
 }
 

@@ -58,7 +58,7 @@ pub(crate) fn run(
         match task {
             FanoutTask::Text(frames) => {
                 for frame in frames {
-                    let envelope = batch(epoch, frame.kind, frame.rows);
+                    let envelope = batch(epoch, frame.kind, frame.rank, frame.rows);
                     let frames = vec![Message::from(envelope), Message::from(frame.body)];
                     send(&mut mapping, frame.route, frames, cuts, log)?;
                 }

@@ -92,7 +92,12 @@ pub fn from_worker(frames: Frames) -> Event<'static, Frames> {
                 // Vectors have no text to be told about.
                 (Kind::Embedding, None) => Ok(TextOptions::default()),
                 (_, None) => Err("the text extension is missing".to_owned()),
-                (_, Some(data)) => TextOptions::parse(data).map_err(|error| error.to_string()),
+                (_, Some(data)) => match TextOptions::parse(data) {
+                    Ok(options) if !options.text && !options.stops.is_empty() => {
+                        Err("stop strings are looked for in text, and this request asks for ids alone".to_owned())
+                    }
+                    parsed => parsed.map_err(|error| error.to_string()),
+                },
             };
             let group = envelope.ext(Ext::Group).map(Group::parse).transpose();
             let room = envelope.ext(Ext::Room).map(|data| data.try_into().map(u64::from_le_bytes)).transpose();
@@ -290,9 +295,9 @@ pub fn abort_body(rid: Rid) -> Vec<u8> {
     body
 }
 
-/// A batch for a worker.
-pub fn batch(epoch: u32, kind: Kind, rows: u32) -> Vec<u8> {
-    let section = Section::Batch { rows, rank: -1, last_dispatch: 0, load: None };
+/// A batch for a worker, of rows that come from one rank, or -1 if they come from none.
+pub fn batch(epoch: u32, kind: Kind, rank: i32, rows: u32) -> Vec<u8> {
+    let section = Section::Batch { rows, rank, last_dispatch: 0, load: None };
     EnvelopeBuilder { sender_epoch: epoch, ..EnvelopeBuilder::new(kind, section) }.encode()
 }
 
@@ -407,7 +412,7 @@ mod tests {
         assert!(matches!(event, Event::Control { from: Peer { epoch: 1, .. }, ask: Ask::Unknown(200), .. }));
         let FromRank::Event(event) = from_rank(frames()) else { panic!("no batch") };
         assert!(matches!(*event, Event::Unknown { kind: 200, .. }));
-        let batch = batch(1, Kind::BatchStr, 0);
+        let batch = batch(1, Kind::BatchStr, -1, 0);
         let event = from_worker(vec![Message::copy_of(&batch), Message::copy_of(&NIL)]);
         assert!(matches!(event, Event::Unknown { kind: 33, .. }), "a worker sends no batches");
     }

@@ -37,7 +37,19 @@ fn values(rows: usize) -> impl Strategy<Value = Vec<Value>> {
         any::<f64>().prop_map(Value::F64),
         proptest::collection::vec(any::<bool>().prop_map(Value::from), 0..20).prop_map(Value::Array),
     ];
-    proptest::collection::vec(value, rows)
+    let alike = prop_oneof![
+        Just(vec![Value::Nil; rows]),
+        proptest::collection::vec((0..256_u32).prop_map(|n| Value::from(n + 256)), rows),
+        (0..40_usize).prop_flat_map(move |size| {
+            let bytes = proptest::collection::vec(any::<u8>(), size).prop_map(Value::Binary);
+            proptest::collection::vec(bytes, rows)
+        }),
+        (0..40_usize).prop_flat_map(move |size| {
+            let bytes = proptest::collection::vec(any::<u8>(), size);
+            proptest::collection::vec(bytes.prop_map(|bytes| Value::Array(vec![Value::Binary(bytes)])), rows)
+        }),
+    ];
+    prop_oneof![proptest::collection::vec(value, rows), alike]
 }
 
 proptest! {

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use super::Template;
 use crate::split::take_rows;
-use crate::wire::columns::batch_str::{COMPLETION_TOKENS, OUTPUT_STRS};
+use crate::wire::columns::batch_str::{COMPLETION_TOKENS, DP_RANKS, OUTPUT_STRS};
 use crate::wire::msgpack::{Broken, Cursor};
 use crate::wire::{ScannedBatch, WireError};
 
@@ -23,6 +23,11 @@ impl<S> Stream<S> {
             tally.generated += tokens.saturating_sub(self.completion_tokens);
             self.completion_tokens = tokens;
         }
+        if tally.rank.is_none()
+            && let Some(item) = batch.element(DP_RANKS, row).filter(|item| *item != [0xc0])
+        {
+            tally.rank = Some(Cursor::new(item).uint().map_err(|broken| malformed("dp_ranks", broken))?);
+        }
         let gap = now_ns.saturating_sub(self.piece_ns);
         self.piece_ns = now_ns;
         // Streams that move together have one gap.
@@ -39,6 +44,8 @@ impl<S> Stream<S> {
 pub struct Tally {
     /// Tokens beyond those that were reported before.
     pub generated: u64,
+    /// Which rank made them: a batch is of one step of one rank.
+    pub rank: Option<u64>,
     /// Nanoseconds since a stream's row before, and of how many streams in a row that is true.
     pub gaps: Vec<(u64, u64)>,
 }

@@ -16,6 +16,7 @@ fn batch(rows: &[(u64, &str, u64, bool)]) -> ScannedBatch {
     fields[1] = column(&|row| row.0.into());
     fields[3] = column(&|row| if row.3 { Value::Array(vec!["stop".into()]) } else { Value::Nil });
     fields[5] = column(&|row| row.2.into());
+    fields[8] = column(&|_| 3.into());
     fields[9] = column(&|row| row.1.into());
     scan(fields)
 }
@@ -53,8 +54,8 @@ proptest! {
         let mut out = Vec::new();
         escape_json(&parts.concat(), &mut out);
         let text = std::str::from_utf8(&out).unwrap();
-        let ends_a_line = text.contains(['\n', '\r', '\u{85}', '\u{2028}', '\u{2029}']);
-        prop_assert!(!ends_a_line);
+        let breaks_lines = text.contains(['\n', '\r', '\u{85}', '\u{2028}', '\u{2029}']);
+        prop_assert!(!breaks_lines);
         prop_assert_eq!(serde_json::from_str::<String>(&format!("\"{text}\"")).unwrap(), parts.concat());
     }
 
@@ -115,9 +116,9 @@ fn tokens_and_gaps_of_open_streams_are_tallied() {
     }
     let (_, tally) =
         streams.render(&batch(&[(1, "a", 2, false), (9, "x", 50, false), (2, "", 4, false)]), 120, |_, _| {}).unwrap();
-    assert_eq!(tally, Tally { generated: 1 + 3, gaps: vec![(20, 2)] });
+    assert_eq!(tally, Tally { generated: 1 + 3, rank: Some(3), gaps: vec![(20, 2)] });
     let rows = [(1, "b", 3, false), (2, "c", 9, true), (3, "d", 2, false)];
     let (_, tally) = streams.render(&batch(&rows), 150, |_, _| {}).unwrap();
-    assert_eq!(tally, Tally { generated: 1 + 5 + 1, gaps: vec![(30, 2), (110, 1)] });
+    assert_eq!(tally, Tally { generated: 1 + 5 + 1, rank: Some(3), gaps: vec![(30, 2), (110, 1)] });
     assert_eq!(streams.live(), 2, "a last row is tallied and closes its stream");
 }

@@ -1,0 +1,75 @@
+"""The OpenAPI document tells the truth about bodies and answers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+from servekit.http import answers
+
+BASE = {"model": "tiny", "max_tokens": 2}
+MESSAGES = [{"role": "user", "content": "x"}]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "type_"),
+    [
+        (
+            "/v1/chat/completions",
+            {**BASE, "messages": MESSAGES, "n": 2, "return_token_ids": True},
+            answers.ChatCompletion,
+        ),
+        ("/v1/completions", {**BASE, "prompt": ["a", "b"]}, answers.Completion),
+        ("/v1/embeddings", {"model": "tiny", "input": "a"}, answers.EmbeddingList),
+        ("/v1/embeddings", {"model": "tiny", "input": "a", "encoding_format": "base64"}, answers.EmbeddingList),
+        ("/generate", {"text": "a"}, answers.Generated),
+        ("/tokenize", {"prompt": "a"}, answers.TokenList),
+        ("/detokenize", {"tokens": [1]}, answers.DetokenizedText),
+        ("/v1/models", None, answers.ModelList),
+        ("/v1/models/tiny", None, answers.ModelCard),
+    ],
+)
+def test_answers_are_what_it_says(http: httpx.Client, path: str, body: dict[str, Any] | None, type_: Any) -> None:
+    """Nothing is missing, nothing is of another type, and nothing is there that the document does not know."""
+    response = http.get(path) if body is None else http.post(path, json=body)
+    assert response.status_code == 200, response.text
+    assert msgspec.to_builtins(msgspec.json.decode(response.content, type=type_)) == response.json()
+
+
+def test_what_must_be_there_is_required(http: httpx.Client) -> None:
+    document = http.get("/openapi.json").json()
+    schemas = document["components"]["schemas"]
+    for path, name, fields in (
+        ("/v1/chat/completions", "ChatCompletionRequest", ["model", "messages"]),
+        ("/v1/completions", "CompletionRequest", ["model", "prompt"]),
+        ("/v1/embeddings", "EmbeddingRequest", ["model", "input"]),
+    ):
+        operation = document["paths"][path]["post"]
+        assert operation["requestBody"]["content"]["application/json"]["schema"]["$ref"].endswith("/" + name)
+        assert schemas[name]["required"] == fields
+        assert schemas[name]["properties"]["model"] == {"type": "string", "enum": ["tiny"]}
+        assert operation["parameters"][0]["name"] == "X-Data-Parallel-Rank"
+        assert http.post(path, json={}).status_code == 400
+    prompts = schemas["CompletionRequest"]["properties"]["prompt"]["anyOf"]
+    assert {"type": "string", "minLength": 1} in prompts
+
+
+def test_streams_are_told(http: httpx.Client) -> None:
+    paths = http.get("/openapi.json").json()["paths"]
+    for path in ("/v1/chat/completions", "/v1/completions", "/generate"):
+        assert set(paths[path]["post"]["responses"]["200"]["content"]) == {"application/json", "text/event-stream"}
+
+
+def test_every_reference_leads_somewhere(http: httpx.Client) -> None:
+    document = http.get("/openapi.json").json()
+
+    def references(value: Any) -> set[str]:
+        if isinstance(value, dict):
+            own = {value["$ref"]} if isinstance(value.get("$ref"), str) else set()
+            return own.union(*map(references, value.values()))
+        return set().union(*map(references, value)) if isinstance(value, list) else set()
+
+    known = {f"#/components/schemas/{name}" for name in document["components"]["schemas"]}
+    assert references(document) <= known
