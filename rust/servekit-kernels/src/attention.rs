@@ -194,9 +194,10 @@ impl Call {
             at += mine;
             for kv_head in 0..self.sizes.kv_heads {
                 for head in 0..group {
-                    let parts = chunks.iter().filter(|item| item.kv_head == kv_head).filter_map(|item| {
-                        item.part.map(|part| self.parts.add((part + head) * (size + 2)))
-                    });
+                    let parts = chunks
+                        .iter()
+                        .filter(|item| item.kv_head == kv_head)
+                        .filter_map(|item| item.part.map(|part| self.parts.add((part + head) * (size + 2))));
                     let Some(most) = parts.clone().map(|part| *part).reduce(f32::max) else { continue };
                     let out = self.out(row, kv_head).add(head * size);
                     let mut total = 0.0;

@@ -12,7 +12,13 @@ fn rows_a_piece(width: usize) -> usize {
 }
 
 /// Cuts rows into pieces and does a task, made for a range of rows, with each.
-unsafe fn over_rows<T: Task>(pool: &Pool, level: Level, rows: usize, width: usize, task: impl Fn(usize, usize) -> T + Sync) {
+unsafe fn over_rows<T: Task>(
+    pool: &Pool,
+    level: Level,
+    rows: usize,
+    width: usize,
+    task: impl Fn(usize, usize) -> T + Sync,
+) {
     let each = rows_a_piece(width);
     pool.run(rows.div_ceil(each), &|piece| {
         let first = piece * each;

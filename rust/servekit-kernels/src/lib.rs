@@ -10,7 +10,10 @@
 //!
 //! A row's result never depends on the other rows of its call nor on the number of threads: every sum has one order.
 
-#![expect(unsafe_op_in_unsafe_fn, reason = "kernels work on a caller's memory line by line; each function says what it needs")]
+#![expect(
+    unsafe_op_in_unsafe_fn,
+    reason = "kernels work on a caller's memory line by line; each function says what it needs"
+)]
 
 mod attention;
 mod blocks;

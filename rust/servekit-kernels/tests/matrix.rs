@@ -99,7 +99,9 @@ fn products_are_right_and_a_row_depends_on_nothing_else() {
             // SAFETY: the arrays have these sizes and outlive the matrix.
             let matrix = unsafe { Matrix::new(format, bytes.as_ptr(), bias.as_ptr(), rows, width) }.unwrap();
             let mut whole: Vec<f32> = Vec::new();
-            for (count, threads) in [(most, 1), (1, 1), (1, 2), (2, 2), (3, 1), (4, 2), (5, 1), (6, 2), (7, 2), (most, 3)] {
+            for (count, threads) in
+                [(most, 1), (1, 1), (1, 2), (2, 2), (3, 1), (4, 2), (5, 1), (6, 2), (7, 2), (most, 3)]
+            {
                 let pool = Pool::new(threads).unwrap();
                 let stride = rows + 5;
                 let mut y = vec![f32::NAN; count * stride];

@@ -127,8 +127,8 @@ pub(crate) struct PagedAttention {
 impl PagedAttention {
     #[new]
     fn new(pool: &KernelPool, heads: usize, kv_heads: usize, size: usize, page: usize) -> PyResult<Self> {
-        let attention = Attention::new(heads, kv_heads, size, page)
-            .map_err(|error| SettingError::new_err(error.to_string()))?;
+        let attention =
+            Attention::new(heads, kv_heads, size, page).map_err(|error| SettingError::new_err(error.to_string()))?;
         Ok(Self { inner: Arc::clone(&pool.0), attention })
     }
 
