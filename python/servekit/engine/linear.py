@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import torch
 import torch.nn.functional as F
 
+from servekit.engine import native
 from servekit.engine.native import NativeLinear, Stored
 
 _CHECK_ROWS = (1, 16)
@@ -52,7 +53,7 @@ class DenseLinear:
 class OneDnnLinear:
     """oneDNN with float32 weights in its blocked layout; x is float32 on the CPU.
 
-    A row's result does not depend on the other rows of its batch (tests hold it to that).
+    Whether a row's result depends on the other rows of its batch is up to the processor.
     """
 
     __slots__ = ("bias", "weight")
@@ -102,6 +103,11 @@ class NativeLayers:
         return NativeLinear(parts, bias)
 
 
+def _plain_native(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
+    stored = Stored.of(weight)
+    return DenseLinear(weight, bias) if stored is None else NativeLinear([stored], bias)
+
+
 _NATIVE = "native"
 _FLOAT32_KINDS: dict[str, LinearFactory] = {"onednn": OneDnnLinear, "torch": DenseLinear}
 _FAST_KINDS: dict[str, LinearFactory] = {"fbgemm-fp16": FbgemmLinear, **_FLOAT32_KINDS}
@@ -132,22 +138,22 @@ def choose_linear(
 ) -> tuple[str, LinearFactory]:
     """The kind that is fastest here for weights of these shapes (out, in), over small and large batches alike.
 
-    In float32, only kinds whose rows do not depend on their batch mates take part where there are any, so that a
-    request's tokens don't either.
+    In float32, the extension's kernels are taken without a race where there are vector instructions for them: their
+    rows do not depend on their batch mates, so that a request's tokens don't either.
 
     Args:
         shapes: of one layer's matrices.
         float32_only: don't round the weights.
         stored: how the file stores most of its weights, by GGUF's name; None if that is not known.
     """
+    if float32_only and native.vectors():
+        return _NATIVE, NativeLayers(_plain_native)
     kinds = linear_kinds(float32_only)
-    if float32_only and "onednn" in kinds:
-        kinds = {"onednn": kinds["onednn"]}
-    native = stored is not None and Stored.known(stored, 256)
-    if len(kinds) == 1 and not native:
+    has_native = stored is not None and Stored.known(stored, 256)
+    if len(kinds) == 1 and not has_native:
         name = next(iter(kinds))
         return name, kinds[name]
-    times = _race(kinds, shapes, stored if native else None)
+    times = _race(kinds, shapes, stored if has_native else None)
     best = [min(column) for column in zip(*times.values(), strict=True)]
     order = sorted(times, key=lambda n: math.prod(t / b for t, b in zip(times[n], best, strict=True)))
     if order[0] == _NATIVE:

@@ -26,13 +26,14 @@ def pool() -> KernelPool:
 
 
 @cache
-def _fast() -> bool:
+def vectors() -> bool:
+    """Whether there are vector instructions for the kernels on this processor."""
     return pool().level != "portable"
 
 
 def serves(x: torch.Tensor) -> bool:
     """Whether the kernels take this tensor and are better than torch at it: float32 on a CPU with vectors."""
-    return x.dtype == torch.float32 and x.device.type == "cpu" and _fast()
+    return x.dtype == torch.float32 and x.device.type == "cpu" and vectors()
 
 
 @dataclass(slots=True, frozen=True)
@@ -126,7 +127,7 @@ def rotate_(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
 
 
 def add_(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """x += y for contiguous tensors of the same shape that are served; returns x."""
+    """Add y to x in place, contiguous tensors of the same shape that are served; returns x."""
     pool().add(x.data_ptr(), y.data_ptr(), x.numel())
     return x
 

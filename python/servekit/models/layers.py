@@ -29,7 +29,7 @@ class RMSNorm(nn.Module):  # type: ignore[misc]
 
 
 def add_(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """x += y; returns x."""
+    """Add y to x in place; returns x."""
     # Torch would wake its threads for it, which takes longer than the sum.
     return native.add_(x, y) if native.serves(x) and y.is_contiguous() else x.add_(y)
 

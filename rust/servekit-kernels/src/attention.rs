@@ -108,7 +108,7 @@ impl Attention {
     ///
     /// The size is no multiple of 16.
     pub fn new(heads: usize, kv_heads: usize, size: usize, page: usize) -> Result<Self, AttentionError> {
-        if size == 0 || size % 16 != 0 || kv_heads == 0 || heads % kv_heads != 0 || page == 0 {
+        if size == 0 || !size.is_multiple_of(16) || kv_heads == 0 || !heads.is_multiple_of(kv_heads) || page == 0 {
             return Err(AttentionError { size });
         }
         Ok(Self { heads, kv_heads, size, page })

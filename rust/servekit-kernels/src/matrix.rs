@@ -72,7 +72,7 @@ impl Matrix {
         rows: usize,
         width: usize,
     ) -> Result<Self, MatrixError> {
-        if width % format.weights() != 0 {
+        if !width.is_multiple_of(format.weights()) {
             return Err(MatrixError::Width { format, width });
         }
         Ok(Self { format, weights, bias, rows, width })

@@ -74,7 +74,7 @@ pub(crate) trait Isa: Copy {
         let a = Self::min(Self::max(a, Self::splat(-87.0)), Self::splat(88.0));
         let n = Self::round(Self::mul(a, Self::splat(std::f32::consts::LOG2_E)));
         // ln 2 in two parts, the first exact in few bits, so that the remainder loses nothing.
-        let r = Self::fma(n, Self::splat(-0.693_359_375), a);
+        let r = Self::fma(n, Self::splat(-355.0 / 512.0), a);
         let r = Self::fma(n, Self::splat(2.121_944_4e-4), r);
         // Taylor to the seventh power: |r| is at most half of ln 2.
         let mut sum = Self::splat(1.0 / 5040.0);
