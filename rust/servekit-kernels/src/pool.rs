@@ -14,7 +14,7 @@ const AWAKE: Duration = Duration::from_micros(150);
 const LOOKS: usize = 100;
 /// Looks of a caller at helpers that finish their last pieces, before it offers its core to others: only a helper that
 /// has lost its own takes that long, and a core that is given away comes back late.
-const PATIENCE: usize = 20_000;
+const PATIENCE: usize = 2_000;
 
 type Work<'a> = &'a (dyn Fn(usize) + Sync);
 
