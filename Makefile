@@ -36,7 +36,7 @@ test: ## lints, Rust and Python tests and one setting end to end, within 15 minu
 	@$(MAKE) --no-print-directory -j2 setup .venv/.rust-tests
 	@$(MAKE) --no-print-directory lint
 	cargo test --release --quiet
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadgroup
 
 .PHONY: test-all
 test-all: test ## all of `make test`, then the slow tests: whole settings, clients, kill matrices (an hour at most)

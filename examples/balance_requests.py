@@ -16,7 +16,7 @@ import msgspec
 import zmq
 from servekit._core import DPBudget, LoadBalanceMethod, MultiTokenizerRouter, RankReport
 from servekit.config.port_args import EGRESS, INGRESS, PortArgs, rank_ipc
-from servekit.messages.batches import BatchStrOutput, BatchTokenIDOutput, FinishReason
+from servekit.messages.batches import BatchTokenIDOutput, FinishReason
 from servekit.messages.columns import schema_hash
 from servekit.messages.envelope import Envelope, Kind, Load, TextOptions, http_worker_ipc, mint_rid, text_ext
 from servekit.messages.requests import SamplingParams, TokenizedGenerateReqInput
@@ -98,8 +98,8 @@ def ask(folder: Path, router: MultiTokenizerRouter) -> None:
     answers.recv_multipart()  # the greeting
     while len(answered) < len(PROMPTS):
         _, body = answers.recv_multipart()
-        batch = msgspec.msgpack.decode(body, type=BatchStrOutput)
-        for rid, ids, rank in zip(batch.rids, batch.output_ids or [], batch.dp_ranks or [], strict=True):
+        batch = msgspec.msgpack.decode(body, type=BatchTokenIDOutput)
+        for rid, ids, rank in zip(batch.rids, batch.decode_ids or [], batch.dp_ranks or [], strict=True):
             assert int.from_bytes(ids, "little") == rid & 0xFF, "each answer is its own request's"
             answered[rid] = rank
     print("answers of each rank", [list(answered.values()).count(rank) for rank in range(RANKS)])

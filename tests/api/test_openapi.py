@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import httpx
+import jsonschema
 import msgspec
 import pytest
 from servekit.http import answers
@@ -38,6 +39,57 @@ def test_answers_are_what_it_says(http: httpx.Client, path: str, body: dict[str,
     assert msgspec.to_builtins(msgspec.json.decode(response.content, type=type_)) == response.json()
 
 
+CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "x"}]}
+
+
+@pytest.mark.parametrize(
+    ("path", "good", "bad"),
+    [
+        (
+            "/v1/chat/completions",
+            [
+                CHAT,
+                {**CHAT, "stop": ["a"], "n": 2, "logit_bias": {"5": -1}, "tool_choice": "auto", "stream": False},
+                {**CHAT, "messages": [{"role": "assistant", "content": None}, *CHAT["messages"]]},
+                {**CHAT, "messages": [{"role": "user", "content": [{"type": "text", "text": "x"}]}]},
+                {**CHAT, "response_format": {"type": "text"}, "temperature": None},
+            ],
+            [
+                {"messages": CHAT["messages"]},
+                {**CHAT, "model": "other"},
+                {**CHAT, "messages": []},
+                {**CHAT, "messages": [{"role": "user"}]},
+                {**CHAT, "messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+                {**CHAT, "messages": [{"role": "assistant", "content": [{"type": "text"}]}]},
+                {**CHAT, "temperature": -1},
+                {**CHAT, "logit_bias": {"x": 1}},
+                {**CHAT, "tool_choice": "required"},
+                {**CHAT, "response_format": {"type": "json_object"}},
+            ],
+        ),
+        (
+            "/v1/completions",
+            [{**BASE, "prompt": each} for each in ("a", ["a", "b"], [1, 2], [[1], [2]])],
+            [BASE, *({**BASE, "prompt": each} for each in ("", [], [[]], [1, "a"], [-1]))],
+        ),
+        ("/v1/embeddings", [{"model": "tiny", "input": "a", "dimensions": 3}], [{"model": "tiny", "input": []}]),
+        ("/generate", [{"text": "a"}, {"input_ids": [[1]]}], [{}, {"text": "a", "input_ids": [1]}, {"text": ["a", 1]}]),
+        ("/tokenize", [{"prompt": ""}, {"messages": CHAT["messages"]}], [{}, {"prompt": "a", "messages": []}]),
+        ("/detokenize", [{"tokens": []}], [{}, {"tokens": [-1]}]),
+    ],
+)
+def test_bodies_are_taken_as_it_says(
+    http: httpx.Client, path: str, good: list[dict[str, Any]], bad: list[dict[str, Any]]
+) -> None:
+    document = http.get("/openapi.json").json()
+    schema = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    check = jsonschema.Draft202012Validator({**schema, "components": document["components"]})
+    for bodies, taken in ((good, True), (bad, False)):
+        for body in bodies:
+            assert check.is_valid(body) is taken, body
+            assert (http.post(path, json=body).status_code == 200) is taken, body
+
+
 def test_what_must_be_there_is_required(http: httpx.Client) -> None:
     document = http.get("/openapi.json").json()
     schemas = document["components"]["schemas"]
@@ -50,7 +102,9 @@ def test_what_must_be_there_is_required(http: httpx.Client) -> None:
         assert operation["requestBody"]["content"]["application/json"]["schema"]["$ref"].endswith("/" + name)
         assert schemas[name]["required"] == fields
         assert schemas[name]["properties"]["model"] == {"type": "string", "enum": ["tiny"]}
-        assert operation["parameters"][0]["name"] == "X-Data-Parallel-Rank"
+        (header,) = operation["parameters"]
+        assert (header["name"], header["schema"]["maximum"]) == ("X-Data-Parallel-Rank", 0)
+        assert schemas[name]["properties"]["data_parallel_rank"]["anyOf"][0]["maximum"] == 0
         assert http.post(path, json={}).status_code == 400
     prompts = schemas["CompletionRequest"]["properties"]["prompt"]["anyOf"]
     assert {"type": "string", "minLength": 1} in prompts

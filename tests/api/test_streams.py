@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -109,18 +110,21 @@ def test_a_client_that_leaves_before_the_first_token(server: FakeServer) -> None
 def test_a_client_that_leaves_while_its_prompt_is_tokenized(
     server: FakeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    encoder = server.worker.manager.encoder
+    manager = server.worker.manager
     begun = []
+    noticed = threading.Event()
 
     def slow(texts: list[str], special: bool = True) -> list[list[int]]:
         begun.extend(texts)
-        time.sleep(0.3)
+        noticed.wait(10)
         return [[1, 2, 3]]
 
-    monkeypatch.setattr(encoder, "encode_prompts", slow)
+    monkeypatch.setattr(manager.encoder, "encode_prompts", slow)
     with Open(server, prompt="x" * 30_000):
         assert until(lambda: begun)
-        assert httpx.get(server.url + "/health", timeout=0.25).status_code == 200
+        assert httpx.get(server.url + "/health", timeout=5).status_code == 200
+    assert until(lambda: all(job.gone for job in list(manager._jobs)))
+    noticed.set()
     assert until(lambda: server.page.requests == 0)
     assert server.control.generated == []
 

@@ -14,7 +14,7 @@ from tests.integration.conftest import Server
 
 SUITE = Path(__file__).parents[1] / "acceptance"
 TWO = ["--tokenizer-workers", "2", "--detokenizer-workers", "2", "--data-parallel-size", "2"]
-REQUIRED = "tokenize,echo,ignore_eos,max_model_len,stop_token_ids,special tokens in tokenize"
+REQUIRED = "tokenize,echo,ignore_eos,metrics,max_model_len,stop_token_ids,token counter,special tokens in tokenize"
 
 pytestmark = pytest.mark.slow
 
@@ -31,6 +31,17 @@ def run_suite(files: list[str], seconds: float, **settings: str) -> None:
 def test_routes_and_errors(start: Callable[..., Server], flags: list[str]) -> None:
     server = start(*flags, engine="torch")
     run_suite(["open_api.py", "open_errors.py"], 1200, url=server.url, require=REQUIRED)
+
+
+@pytest.mark.parametrize("flags", [[], TWO], ids=["one of each", "two of each"])
+def test_sampling_features_and_load(start: Callable[..., Server], flags: list[str]) -> None:
+    server = start(*flags, engine="torch")
+    run_suite(
+        ["open_sampling.py", "open_features.py", "open_issues.py", "open_load.py"],
+        2400,
+        url=server.url,
+        require=REQUIRED,
+    )
 
 
 def test_processes() -> None:

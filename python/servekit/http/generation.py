@@ -79,7 +79,7 @@ async def generate(
     messages = sum(each.choices for each in options)
     if messages > MAX_CHOICES:
         raise Refusal(400, f"n: {messages} choices in one request are more than {MAX_CHOICES}", param="n")
-    uses = Counter(map(id, options))
+    uses = Counter(map(id, options)) if len(options) > 1 else {id(first): 1}
     for key, each in different.items():
         opt.check_room(each, args.load_balance_method, rank, uses[key] * each.choices)
         opt.check_stops(each, messages)
@@ -93,6 +93,7 @@ async def generate(
 
     streaming = False
     try:
+        await manager.turns.take()
         made = await tokenize()
         for ask in made:
             check_ids(ask.prompt.ids, manager.config.model_info.vocab_size, "prompt")

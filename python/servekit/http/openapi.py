@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 from fastapi import FastAPI
 
 from servekit.http.errors import ErrorResponse
+from servekit.tokenizer.options import Unbuilt
+
+
+@dataclass(frozen=True)
+class _View:
+    """See `describe_body`."""
+
+    needs: Mapping[str, Any]
+    one_of: Mapping[str, Any]
+    shown: Mapping[str, Any]
+
 
 _REF = "#/components/schemas/{name}"
-_RANK_HEADER = {
-    "name": "X-Data-Parallel-Rank",
-    "in": "header",
-    "required": False,
-    "description": "Rank that shall answer; the same as `data_parallel_rank` in the body.",
-    "schema": {"type": "integer", "minimum": 0},
-}
+_RANK_HEADER = "X-Data-Parallel-Rank"
 _components: dict[str, Any] = {}
-_needed: dict[str, Mapping[str, Any]] = {}
-_one_of: dict[str, Mapping[str, Any]] = {}
+_views: dict[str, _View] = {}
 
 
 def describe_body(
@@ -29,6 +34,7 @@ def describe_body(
     required: bool = True,
     needs: Mapping[str, Any] | None = None,
     one_of: Mapping[str, Any] | None = None,
+    shown: Mapping[str, Any] | None = None,
     answer: Any = None,
     streams: bool = False,
     ranked: bool = False,
@@ -41,12 +47,12 @@ def describe_body(
         needs: fields that have to be there although the type allows null, for a better error; with their schemas where
             the type can't tell them, else None.
         one_of: the same for fields of which exactly one has to be there.
+        shown: schemas of fields of which less is served than the type takes; None leaves a field out.
         answer: type of the JSON answer, None to say nothing of it.
         streams: it may answer with server-sent events instead.
         ranked: it takes the header that names a rank.
     """
-    _needed[type_.__name__] = needs or {}
-    _one_of[type_.__name__] = one_of or {}
+    _views[type_.__name__] = _View(needs or {}, one_of or {}, shown or {})
     extra: dict[str, Any] = {"requestBody": {"required": required, "content": _json(type_)}}
     if answer is not None:
         extra |= describe_answer(answer)
@@ -54,7 +60,8 @@ def describe_body(
         events = {"description": "one JSON object in the data of each event, `[DONE]` in the last", "type": "string"}
         extra["responses"]["200"]["content"]["text/event-stream"] = {"schema": events}
     if ranked:
-        extra["parameters"] = [_RANK_HEADER]
+        told = "Rank that shall answer; the same as `data_parallel_rank` in the body."
+        extra["parameters"] = [{"name": _RANK_HEADER, "in": "header", "required": False, "description": told}]
     return extra
 
 
@@ -82,32 +89,53 @@ def install(app: FastAPI) -> None:
         schemas = document.setdefault("components", {}).setdefault("schemas", {})
         for replaced in ("HTTPValidationError", "ValidationError"):
             schemas.pop(replaced, None)
-        served = app.state.manager.config.model_info.name
+        config = app.state.manager.config
+        ranks = {"type": "integer", "minimum": 0, "maximum": config.server_args.data_parallel_size - 1}
+        for path in document["paths"].values():
+            for operation in path.values():
+                for parameter in operation.get("parameters", ()):
+                    if parameter["name"] == _RANK_HEADER:
+                        parameter["schema"] = ranks
         for name, component in _components.items():
-            schemas[name] = _told(component, _needed.get(name, {}), _one_of.get(name, {}), served)
+            schemas[name] = _shown(name, component, config.model_info.name, ranks)
         return document
 
     app.openapi = openapi  # type: ignore[method-assign]
 
 
-def _told(
-    component: dict[str, Any], needs: Mapping[str, Any], one_of: Mapping[str, Any], served: str
-) -> dict[str, Any]:
-    """A component with the fields that have to be there, and with the one name that `model` may have."""
+def _shown(name: str, component: dict[str, Any], served: str, ranks: dict[str, Any]) -> dict[str, Any]:
+    """A component as the routes take it: without what they only refuse, with the model and the ranks that there are."""
+    view = _views.get(name, _View({}, {}, {}))
+    needs, one_of = view.needs, view.one_of
     properties = dict(component.get("properties", {}))
+    unbuilt = Unbuilt.__struct_fields__ if name in _names_of_subclasses(Unbuilt) else ()
+    for field, schema in {**dict.fromkeys(unbuilt), **view.shown}.items():
+        if schema is None:
+            properties.pop(field, None)
+        else:
+            properties[field] = schema
     for field, schema in {**needs, **one_of}.items():
         forms = [form for form in properties[field].get("anyOf", [properties[field]]) if form != {"type": "null"}]
         properties[field] = schema or (forms[0] if len(forms) == 1 else {"anyOf": forms})
+    if "data_parallel_rank" in properties:
+        properties["data_parallel_rank"] = {"anyOf": [ranks, {"type": "null"}], "default": None}
     if "model" in properties:
-        name = {"type": "string", "enum": [served]}
+        value = {"type": "string", "enum": [served]}
         nullable = {"type": "null"} in properties["model"].get("anyOf", [])
-        properties["model"] = {"anyOf": [name, {"type": "null"}]} if nullable else name
+        properties["model"] = {"anyOf": [value, {"type": "null"}]} if nullable else value
     told = {**component, "properties": properties}
     if needs:
         told["required"] = [*component.get("required", []), *needs]
     if one_of:
         told["oneOf"] = [{"required": [field]} for field in one_of]
     return told
+
+
+def _names_of_subclasses(cls: type[msgspec.Struct]) -> set[str]:
+    names = {cls.__name__}
+    for each in cls.__subclasses__():
+        names |= _names_of_subclasses(each)
+    return names
 
 
 def _json(type_: Any) -> dict[str, Any]:

@@ -26,15 +26,19 @@ class CorkedTransport:
 
     uvicorn writes a head and a body by themselves, and each write is a system call, a packet, and a client that wakes.
     Everything but writing and closing goes to the transport itself.
+
+    Attributes:
+        direct: writes past what waits; for whoever knows that nothing does.
     """
 
-    __slots__ = ("_loop", "_parts", "_transport", "is_closing")
+    __slots__ = ("_loop", "_parts", "_transport", "direct", "is_closing")
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
         self._transport = transport
         self._loop = loop
         self._parts: list[bytes] = []
         self.is_closing = transport.is_closing
+        self.direct = transport.write
 
     def write(self, data: bytes) -> None:
         """Send with what else is written before `flush`."""
@@ -42,16 +46,10 @@ class CorkedTransport:
             self._loop.call_soon(self.flush)
         self._parts.append(data)
 
-    def write_now(self, data: bytes) -> None:
-        """Send with what was written before."""
-        if self._parts:
+    def flush(self, data: bytes = b"") -> None:
+        """Send what waits, and `data` with it."""
+        if data:
             self._parts.append(data)
-            self.flush()
-        else:
-            self._transport.write(data)
-
-    def flush(self) -> None:
-        """Send what waits."""
         if self._parts:
             parts, self._parts = self._parts, []
             if not self.is_closing():
@@ -80,8 +78,8 @@ class ResponseStream:
 
     Attributes:
         chunked: whether what goes to `sink` has to be framed as HTTP chunks; known after `open`.
-        sink: takes framed bytes; never blocks and must not be called once the client is gone or while `paused`, more
-            than in passing. Known after `open`.
+        sink: takes framed bytes after the first `write`, with which the head leaves; never blocks, and must not be
+            called once the client is gone, or while `paused` more than in passing. Known after `open`.
     """
 
     __slots__ = ("_cycle", "_on_lost", "_on_pause", "_protocol", "chunked", "sink")
@@ -101,8 +99,6 @@ class ResponseStream:
             return
         self._on_lost = on_lost
         self._protocol.watched = self
-        # A client that sent its next request already is not read, and so would not be missed.
-        self._cycle.flow.resume_reading()
 
     def open(self, on_pause: Callable[[], None]) -> None:
         """To be called right before the response's start is sent, without a content length.
@@ -116,12 +112,17 @@ class ResponseStream:
             # Chunks came with 1.1: the end of the connection is the end of this body. `send` writes no body then.
             cycle.chunked_encoding = self.chunked = False
         if cycle.scope["method"] != "HEAD":
-            self.sink = self._protocol.transport.write_now
+            self.sink = self._protocol.transport.direct
 
     def write(self, data: bytes) -> None:
-        """Add to the body; nothing if the client is gone."""
-        if data and not self.gone:
-            self.sink(b"%x\r\n%b\r\n" % (len(data), data) if self.chunked else data)
+        """Add to the body, with the head if that has not left; nothing if the client is gone."""
+        if self.gone:
+            return
+        if self.sink is _drop:
+            data = b""
+        elif self.chunked and data:
+            data = b"%x\r\n%b\r\n" % (len(data), data)
+        self._protocol.transport.flush(data)
 
     @property
     def gone(self) -> bool:
@@ -167,8 +168,6 @@ class ResponseStream:
 
     def lost(self) -> None:
         """The protocol says that the connection is gone."""
-        # uvicorn marks the newest request of a connection only, which need not be the one that is answered.
-        self._cycle.disconnected = self._cycle.disconnected or not self._cycle.response_complete
         on_lost = self._on_lost
         self.release()
         if on_lost is not None:

@@ -14,7 +14,6 @@ from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.routing import APIRoute
-from starlette.applications import Starlette
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -46,7 +45,10 @@ class Application(FastAPI):
         """Pass on, without looking whether FastAPI's telemetry was set up meanwhile, as it does for each request."""
         if self.root_path:
             scope["root_path"] = self.root_path
-        await Starlette.__call__(self, scope, receive, send)
+        scope["app"] = self
+        if self.middleware_stack is None:
+            self.middleware_stack = self.build_middleware_stack()
+        await self.middleware_stack(scope, receive, send)
 
 
 def _plain_endpoints(router: APIRouter) -> dict[tuple[str, str], Endpoint]:

@@ -52,6 +52,7 @@ class TokenizerWorker:
         config = ctx.config
         ports, model = config.port_args, config.model_info
         self._rank_infos: list[dict[str, Any]] | None = None
+        self._told_capacity: int | None = None
         args = config.server_args
         encoder = NoTokenizer() if args.skip_tokenizer_init else TextEncoder(ports.tokenizer_file, model)
         template = (
@@ -133,10 +134,15 @@ class TokenizerWorker:
         return self._rank_infos
 
     def _capacity(self) -> int:
+        if self._told_capacity is not None:
+            return self._told_capacity
         args = self._ctx.config.server_args
-        infos = self._scheduler_info() or [{}] * args.data_parallel_size
+        told = self._scheduler_info()
+        infos = told or [{}] * args.data_parallel_size
         default = args.max_running_requests or DEFAULT_RUNNING
-        return args.max_queued_requests + sum(info.get("max_running_requests") or default for info in infos)
+        capacity = args.max_queued_requests + sum(info.get("max_running_requests") or default for info in infos)
+        self._told_capacity = None if told is None else capacity
+        return capacity
 
     def _publish_counters(self) -> None:
         """Let the state page know what the sockets dropped."""

@@ -30,6 +30,7 @@ from servekit.tokenizer.encoding import TextEncoder
 from servekit.tokenizer.meter import UNKNOWN, Meter
 from servekit.tokenizer.refusal import Refusal
 from servekit.tokenizer.state import Choice, Job, Prompt
+from servekit.tokenizer.turns import Turns
 from servekit.transport.dispatcher import TypeBasedDispatcher
 from servekit.transport.sender import LinkFull, SenderWrapper
 
@@ -74,6 +75,7 @@ class TokenizerManager:
         self.epoch = epoch
         self.page = page
         self.encoder = encoder
+        self.turns = Turns()
         self.decodes = not config.server_args.skip_tokenizer_init
         self.meter = Meter(page, worker)
         self.malformed = 0

@@ -48,7 +48,7 @@ class StreamOptions(msgspec.Struct, kw_only=True):
 class ResponseFormat(msgspec.Struct, kw_only=True):
     """The form the answer must have; only `text` is served."""
 
-    type: str
+    type: Annotated[str, Meta(extra_json_schema={"enum": ["text"]})]
     json_schema: Any = None
 
 

@@ -14,6 +14,10 @@ from servekit.messages.envelope import Envelope, Kind, encode_envelope, name_ext
 HIGH_WATER_MARK = 16384
 """Most messages that wait for a peer that does not read; then `send` raises `LinkFull`."""
 
+# Plain numbers: `|` of pyzmq's own makes an enum member each time.
+_LAST = int(zmq.NOBLOCK)
+_MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
+
 
 class LinkFull(Exception):
     """The peer has not read for so long that the link's queue is full."""
@@ -69,8 +73,11 @@ class SenderWrapper:
         envelope.seq = self.sent + 1
         frames = [encode_envelope(envelope), self._encoder.encode(body), *attachments]
         try:
-            self._socket.send_multipart(frames, flags=zmq.NOBLOCK)
+            for frame in frames[:-1]:
+                self._socket.send(frame, _MORE)
+            self._socket.send(frames[-1], _LAST)
         except zmq.Again:
+            # Only a first frame can find the queue full: a message is queued as a whole.
             raise LinkFull(f"{self.link.name}: {HIGH_WATER_MARK} messages wait to be read") from None
         self.sent += 1
 

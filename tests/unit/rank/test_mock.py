@@ -32,7 +32,14 @@ def start(control, link, stop):
         script = load_script_from({"rules": list(rules)})
         rules_of_rank = Rules(script, 0, "")
         rank = MockRank(
-            rank=0, epoch=5, step_s=step_ms / 1000, max_len=max_len, most=most, pool=POOL, rules=rules_of_rank
+            rank=0,
+            epoch=5,
+            step_s=step_ms / 1000,
+            max_len=max_len,
+            most=most,
+            pool=POOL,
+            vocab_size=100,
+            rules=rules_of_rank,
         )
         threads.append(threading.Thread(target=rank.run, args=(link, stop.is_set)))
         threads[-1].start()

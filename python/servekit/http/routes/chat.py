@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from servekit.http.answers import ChatCompletion
 from servekit.http.body import read_body
-from servekit.http.conversation import Message, Tool, check_conversation, render, size_of
+from servekit.http.conversation import MESSAGES_SCHEMA, Message, Tool, check_conversation, render, size_of
 from servekit.http.generation import generate, manager_of
 from servekit.http.logprobs import TokenTexts, chat_logprobs
 from servekit.http.openapi import describe_body
@@ -47,10 +47,24 @@ class ChatCompletionRequest(GenerationOptions, kw_only=True):
     modalities: list[str] | None = None
 
 
+_SHOWN: dict[str, Any] = {
+    "tool_choice": {"enum": ["auto", "none", None], "default": None},
+    "modalities": {"enum": [["text"], None], "default": None},
+    "functions": None,
+    "function_call": None,
+    "audio": None,
+}
+
+
 @router.post(
     "/v1/chat/completions",
     openapi_extra=describe_body(
-        ChatCompletionRequest, needs={"model": None, "messages": None}, answer=ChatCompletion, streams=True, ranked=True
+        ChatCompletionRequest,
+        needs={"model": None, "messages": MESSAGES_SCHEMA},
+        shown=_SHOWN,
+        answer=ChatCompletion,
+        streams=True,
+        ranked=True,
     ),
 )
 async def chat_completions(request: Request) -> Response:

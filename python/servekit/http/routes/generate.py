@@ -121,6 +121,7 @@ _UNBUILT = (
     openapi_extra=describe_body(
         GenerateRequest,
         one_of={"text": TEXTS_SCHEMA, "input_ids": IDS_SCHEMA},
+        shown=dict.fromkeys(_UNBUILT),
         answer=Generated | list[Generated],
         streams=True,
         ranked=True,

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 from fastapi import APIRouter, Request
-from msgspec import Meta
 from starlette.responses import Response
 
 from servekit.http.answers import DetokenizedText, TokenList
 from servekit.http.body import read_body
-from servekit.http.conversation import Message, Tool, check_conversation, render, size_of
+from servekit.http.conversation import MESSAGES_SCHEMA, Message, Tool, check_conversation, render, size_of
 from servekit.http.generation import check_model, manager_of
 from servekit.http.openapi import describe_body
 from servekit.http.prompts import check_ids
+from servekit.tokenizer.options import TokenId
 from servekit.tokenizer.refusal import Refusal
 
 router = APIRouter()
@@ -36,13 +36,15 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
 class DetokenizeRequest(msgspec.Struct, kw_only=True):
     """Ids to make text of."""
 
-    tokens: list[Annotated[int, Meta(ge=0)]]
+    tokens: list[TokenId]
     model: str | None = None
 
 
 @router.post(
     "/tokenize",
-    openapi_extra=describe_body(TokenizeRequest, one_of={"prompt": None, "messages": None}, answer=TokenList),
+    openapi_extra=describe_body(
+        TokenizeRequest, one_of={"prompt": None, "messages": MESSAGES_SCHEMA}, answer=TokenList
+    ),
 )
 async def tokenize(request: Request) -> Response:
     """Token ids of a text, or of a conversation as the model sees it."""

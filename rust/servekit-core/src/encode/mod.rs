@@ -4,6 +4,7 @@
 //! pays for its new turn only. Inside a segment, byte-level vocabularies are cut into words by the tokenizer's own
 //! patterns, and words are remembered too. Everything else is left to the library.
 
+mod ascii;
 mod encoder;
 mod memory;
 mod segments;

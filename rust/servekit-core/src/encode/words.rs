@@ -5,11 +5,10 @@ use parking_lot::Mutex;
 use serde_json::Value;
 use tokenizers::{Model, ModelWrapper, Tokenizer};
 
+use super::ascii::{DIGIT, GPT2, gpt2_end};
 use super::memory::Memory;
 use crate::detok::byte_of;
 
-/// The pattern that `ByteLevel` cuts by, unless it is told not to.
-const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
 const REMEMBERED: usize = 8 << 20;
 /// Longer words are rare, and not worth their place.
 const LONGEST: usize = 64;
@@ -18,6 +17,10 @@ const LONGEST: usize = 64;
 enum Cut {
     /// Every match and every gap between matches is a piece.
     Matches(Regex),
+    /// As `Matches`, of the pattern of which is known what it finds in ASCII.
+    Gpt2(Regex),
+    /// As `Matches`, of a pattern that finds digits in ASCII.
+    Numbers(Regex),
     /// Every digit is a piece.
     Digits,
 }
@@ -63,7 +66,7 @@ impl Words {
             return None;
         }
         if last["use_regex"] != false {
-            cuts.push(Cut::Matches(Regex::new(GPT2).ok()?));
+            cuts.push(matches(GPT2)?);
         }
         let mut characters = ['\0'; 256];
         for c in (0..0x200).filter_map(char::from_u32) {
@@ -108,11 +111,20 @@ impl Words {
 fn cut(json: &Value) -> Option<Cut> {
     match json["type"].as_str()? {
         "Split" if json["behavior"] == "Isolated" && json["invert"] == false => {
-            Some(Cut::Matches(Regex::new(json["pattern"]["Regex"].as_str()?).ok()?))
+            matches(json["pattern"]["Regex"].as_str()?)
         }
         "Digits" if json["individual_digits"] == true => Some(Cut::Digits),
         _ => None,
     }
+}
+
+fn matches(pattern: &str) -> Option<Cut> {
+    let regex = Regex::new(pattern).ok()?;
+    Some(match pattern {
+        GPT2 => Cut::Gpt2(regex),
+        DIGIT => Cut::Numbers(regex),
+        _ => Cut::Matches(regex),
+    })
 }
 
 fn each_word<'t>(cuts: &[Cut], text: &'t str, word: &mut dyn FnMut(&'t str)) {
@@ -130,7 +142,21 @@ fn each_word<'t>(cuts: &[Cut], text: &'t str, word: &mut dyn FnMut(&'t str)) {
         from = end;
     };
     match first {
-        Cut::Matches(pattern) => pattern.find_iter(text).for_each(|(start, end)| piece(start, end)),
+        Cut::Gpt2(_) if text.is_ascii() => {
+            let mut at = 0;
+            while at < text.len() {
+                let end = gpt2_end(text.as_bytes(), at);
+                piece(at, end);
+                at = end;
+            }
+        }
+        Cut::Numbers(_) if text.is_ascii() => {
+            let digits = text.bytes().enumerate().filter(|(_, byte)| byte.is_ascii_digit());
+            digits.for_each(|(at, _)| piece(at, at + 1));
+        }
+        Cut::Matches(pattern) | Cut::Gpt2(pattern) | Cut::Numbers(pattern) => {
+            pattern.find_iter(text).for_each(|(start, end)| piece(start, end));
+        }
         Cut::Digits => text
             .char_indices()
             .filter(|(_, c)| c.is_numeric())

@@ -1,5 +1,7 @@
 //! What the router promises, told as events and the actions that follow.
 
+mod bounds;
+mod operators;
 mod promises;
 
 use std::collections::{HashMap, HashSet};

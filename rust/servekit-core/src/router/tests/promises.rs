@@ -107,74 +107,6 @@ fn a_duplicate_of_a_live_request_harms_nobody() {
 }
 
 #[test]
-fn a_full_server_refuses_before_any_work() {
-    let mut world = World::ready(config(1, 1));
-    let taken: Vec<Rid> = (0..4 + 8).map(|_| world.request()).collect();
-    let refused = world.request();
-    assert_eq!(world.status(refused), Some(503));
-    assert!(!world.sent.contains_key(&refused));
-    world.step(0, &[(taken[0], true)]);
-    let next = world.request();
-    assert!(world.sent.contains_key(&next));
-    assert_eq!(world.core.counters().refused, 1);
-}
-
-#[test]
-fn a_queue_full_of_tokens_refuses_too() {
-    let mut world = World::ready(CoreConfig { max_queued_tokens: 100, ..config(1, 1) });
-    let sized = |tokens| move |request: &mut Request<u64>| request.tokens = tokens;
-    let long = world.request_with(sized(500));
-    assert!(world.sent.contains_key(&long), "nothing else waits");
-    let refused = world.request_with(sized(1));
-    assert_eq!((world.status(refused), world.core.queued_tokens()), (Some(503), 500));
-    // The rank has seen it, and computed most of it.
-    let from = world.peer(Side::Rank, 0);
-    let load = Load { running: 1, held_tokens: 410, pending_tokens: 90, ..Load::default() };
-    let last_dispatch = world.sent[&long].1;
-    world.handle(Event::Batch { from, last_dispatch, load: Some(load), rows: Ok(&TestRows(vec![])) });
-    assert_eq!(world.core.queued_tokens(), 90);
-    let (fits, refused) = (world.request_with(sized(10)), world.request_with(sized(1)));
-    assert_eq!((world.status(fits), world.status(refused)), (None, Some(503)));
-    world.step(0, &[(long, true), (fits, true)]);
-    world.assert_empty();
-    assert_eq!(world.core.queued_tokens(), 0);
-}
-
-#[test]
-fn tokens_that_wait_for_a_rank_count_until_they_end() {
-    let mut world = World::new(CoreConfig { max_queued_tokens: 100, ..config(1, 1) });
-    let (first, second) = (world.request(), world.request());
-    assert_eq!(world.core.queued_tokens(), 20);
-    world.abort(first);
-    assert_eq!(world.core.queued_tokens(), 10);
-    world.hello(Side::Rank, 0, 1);
-    world.rank_state(0, true);
-    assert_eq!((world.core.queued_tokens(), world.core.waiting()), (10, 0));
-    world.rank_state(0, false);
-    assert_eq!((world.status(second), world.core.queued_tokens()), (Some(503), 0));
-}
-
-#[test]
-fn frames_are_kept_within_a_bound_and_the_oldest_large_ones_go_first() {
-    let mut world = World::ready(CoreConfig { resume_memory: 100_000, ..config(1, 1) });
-    let of = |bytes| move |request: &mut Request<u64>| request.bytes = bytes;
-    let small = world.request_with(of(1000));
-    let (first, second) = (world.request_with(of(40_000)), world.request_with(of(50_000)));
-    assert_eq!((world.core.kept_bytes(), world.core.kept_frame(first)), (91_000, Some(first.0)));
-    let third = world.request_with(of(45_000));
-    assert_eq!((world.core.kept_bytes(), world.core.kept_frame(first)), (96_000, None));
-    assert_eq!([small, second, third].map(|rid| world.core.kept_frame(rid)), [small, second, third].map(|r| Some(r.0)));
-    let giant = world.request_with(of(100_001));
-    assert!(world.sent.contains_key(&giant) && world.core.kept_frame(giant).is_none());
-    assert_eq!((world.core.kept_bytes(), world.core.counters().unresumable), (96_000, 2));
-    world.step(0, &[(second, true)]);
-    assert_eq!(world.core.kept_bytes(), 46_000);
-    world.step(0, &[small, first, third, giant].map(|rid| (rid, true)));
-    world.assert_empty();
-    assert_eq!((world.core.kept_bytes(), world.failed.len()), (0, 0), "whoever lost its frames went on");
-}
-
-#[test]
 fn named_ranks_and_broken_texts_are_answered() {
     let mut world = World::ready(config(2, 1));
     let named = world.request_with(|request| request.rank = 1);
@@ -223,14 +155,6 @@ fn requests_wait_for_a_rank_up_to_the_deadline() {
     assert_eq!(world.core.deadline(), None);
     world.step(0, &[(second, true)]);
     world.assert_empty();
-}
-
-#[test]
-fn the_wait_is_bounded() {
-    let mut world = World::new(config(1, 1));
-    let waiting: Vec<Rid> = (0..8).map(|_| world.request()).collect();
-    let refused = world.request();
-    assert_eq!((world.status(refused), world.core.waiting()), (Some(503), waiting.len()));
 }
 
 #[test]
@@ -422,74 +346,6 @@ fn a_broken_batch_ends_what_its_rank_had() {
 }
 
 #[test]
-fn control_messages_go_to_active_ranks_and_unknown_ones_nowhere() {
-    let mut world = World::ready(config(3, 1));
-    world.rank_state(1, false);
-    let (id, from) = (world.mint(0), world.peer(Side::Worker, 0));
-    let actions = world.handle(Event::Control { from, id, ask: Ask::State, frame: 5 });
-    assert_eq!(
-        actions,
-        [
-            Action::Answer { id, refusal: None, asked: vec![0, 2], state: true },
-            Action::Control { ranks: vec![(0, 1), (2, 1)], workers: vec![], frame: 5 }
-        ]
-    );
-    let from = world.peer(Side::Rank, 2);
-    let reply = Event::Reply { side: Side::Rank, from, id, frame: 6 };
-    assert_eq!(world.handle(reply), [Action::Forward { id, frame: 6 }]);
-    let from = world.peer(Side::Worker, 0);
-    let actions = world.handle(Event::Control { from, id, ask: Ask::Unknown(80), frame: 7 });
-    let [Action::Log(..), Action::Answer { refusal: Some(why), asked, .. }] = &actions[..] else {
-        panic!("{actions:?}")
-    };
-    assert!(why.contains("kind 80") && asked.is_empty(), "refused, not broadcast");
-    let first = world.handle(Event::Unknown { side: Side::Worker, number: 0, kind: 80 });
-    let second = world.handle(Event::Unknown { side: Side::Worker, number: 0, kind: 80 });
-    assert!(first.is_empty() && second.is_empty(), "logged once per peer");
-    assert_eq!(world.core.counters().unknown, 3);
-}
-
-#[test]
-fn a_flush_forgets_what_ranks_have_cached() {
-    let mut world = World::ready(CoreConfig { method: LoadBalanceMethod::CacheAware, ..config(2, 1) });
-    let mut ask = || {
-        let rid = world.request_with(|request| (request.tokens, request.prefixes) = (640, (1..10).collect()));
-        let (rank, tokens) = (world.sent[&rid].0, world.core.queued_tokens());
-        world.step(rank as u16, &[(rid, true)]);
-        (rank, tokens)
-    };
-    let home = ask();
-    assert_eq!((home.1, ask()), (640, (home.0, 64)));
-    let (id, from) = (world.mint(0), world.peer(Side::Worker, 0));
-    world.handle(Event::Control { from, id, ask: Ask::FlushCache, frame: 5 });
-    let rid = world.request_with(|request| (request.tokens, request.prefixes) = (640, (1..10).collect()));
-    assert_eq!(world.core.queued_tokens(), 640);
-    let rank = world.sent[&rid].0;
-    world.step(rank as u16, &[(rid, true)]);
-    world.assert_empty();
-}
-
-#[test]
-fn a_log_level_reaches_the_workers_too() {
-    let mut world = World::ready(config(1, 3));
-    world.handle(Event::WorkerDown { worker: 1, epoch: None });
-    let (id, from) = (world.mint(0), world.peer(Side::Worker, 0));
-    let actions = world.handle(Event::Control { from, id, ask: Ask::LogLevel(Level::Debug), frame: 5 });
-    let workers = [0, 2].map(|worker| Route { worker, epoch: 1 }).to_vec();
-    assert_eq!(
-        actions,
-        [
-            Action::SetLogLevel(Level::Debug),
-            Action::Answer { id, refusal: None, asked: vec![0, -2, -4], state: false },
-            Action::Control { ranks: vec![(0, 1)], workers, frame: 5 }
-        ]
-    );
-    let from = world.peer(Side::Worker, 2);
-    let reply = Event::Reply { side: Side::Worker, from, id, frame: 6 };
-    assert_eq!(world.handle(reply), [Action::Forward { id, frame: 6 }]);
-}
-
-#[test]
 fn what_is_for_workers_reaches_no_rank() {
     let mut world = World::ready(config(2, 2));
     let (id, from) = (world.mint(0), world.peer(Side::Worker, 0));
@@ -502,14 +358,6 @@ fn what_is_for_workers_reaches_no_rank() {
             Action::Control { ranks: vec![], workers, frame: 5 }
         ]
     );
-}
-
-#[test]
-fn what_can_not_be_obeyed_is_refused() {
-    let mut world = World::ready(config(1, 1));
-    let (id, from) = (world.mint(0), world.peer(Side::Worker, 0));
-    let actions = world.handle(Event::Control { from, id, ask: Ask::Refused("no level".to_owned()), frame: 5 });
-    assert_eq!(actions, [Action::Answer { id, refusal: Some("no level".to_owned()), asked: vec![], state: false }]);
 }
 
 #[test]
