@@ -61,7 +61,9 @@ fn half(bytes: &[u8]) -> f64 {
 fn value(format: Format, block: &[u8], i: usize) -> f64 {
     let nibble = |at: usize, upper: bool| f64::from(if upper { block[at] >> 4 } else { block[at] & 15 });
     match format {
-        Format::F32 => f64::from(f32::from_le_bytes(block[4 * i..4 * i + 4].try_into().unwrap())),
+        Format::F32 => {
+            f64::from(f32::from_le_bytes([block[4 * i], block[4 * i + 1], block[4 * i + 2], block[4 * i + 3]]))
+        }
         Format::F16 => half(&block[2 * i..]),
         Format::Bf16 => f64::from(f32::from_le_bytes([0, 0, block[2 * i], block[2 * i + 1]])),
         Format::Q4_0 => (nibble(2 + i % 16, i >= 16) - 8.0) * half(block),
