@@ -74,12 +74,20 @@ def measure(target: Target, names: list[str], runs: int) -> dict[str, list[float
     return samples
 
 
+def has(python: Path, package: str) -> bool:
+    """Whether a peer's package is there; says so if it is not."""
+    found = subprocess.run([str(python), "-c", f"import {package}"], capture_output=True).returncode == 0
+    if not found:
+        print(f"{python} can't import {package}: not measured")
+    return found
+
+
 def measure_peers(venv: Path, names: list[str], runs: int, folder: Path) -> dict[str, dict[str, float]]:
     """Each peer's medians."""
     python, found = venv / "bin" / "python", {}
     # llama.cpp has 16 slots here, and a client that waits for one measures something else.
     slots = [name for name in names if name != "decode_64_tokens_per_s"]
-    for kind in ("F16", "Q8_0"):
+    for kind in ("F16", "Q8_0") if has(python, "xllamacpp") else ():
         model = folder / f"demo-{kind}.gguf"
         script = [str(python), str(HERE / "peer_llama.py"), "convert", str(demo_model()), str(model), kind]
         subprocess.run(script, check=True)
@@ -87,6 +95,8 @@ def measure_peers(venv: Path, names: list[str], runs: int, folder: Path) -> dict
         with llama(python, model, folder) as target:
             samples = measure(target, slots, runs)
         found[f"llama.cpp {kind}"] = {name: statistics.median(values) for name, values in samples.items()}
+    if not has(python, "transformers"):
+        return found
     print("transformers, float32", flush=True)
     script = [str(python), str(HERE / "peer_transformers.py"), str(demo_model()), str(cores())]
     done = subprocess.run(script, check=True, stdout=subprocess.PIPE, text=True)
