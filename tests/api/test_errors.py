@@ -202,6 +202,7 @@ def test_unknown_paths_and_methods(http: httpx.Client) -> None:
     response = http.get(CHAT)
     error_of(response, 405)
     assert response.headers["allow"] == "POST"
+    assert http.delete("/health").headers["allow"] == "GET, HEAD"
     error_of(http.delete("/v1/models"), 405)
 
 

@@ -28,8 +28,8 @@ KEY = "a-key"
 
 CLIENTS = {
     "openai": "openai==3.57.0",
-    "litellm": "litellm==1.110.0",
-    "langchain": "langchain-openai==1.7.0",
+    "litellm": "litellm==1.110.2",
+    "langchain": "langchain-openai==1.7.4",
     "llm": "llm==0.36",
 }
 

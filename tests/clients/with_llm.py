@@ -20,7 +20,8 @@ def llm(home: Path, *arguments: str, keys: str = key) -> str:
         env={**os.environ, "LLM_USER_PATH": str(home)},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
+        stdin=subprocess.DEVNULL,
         check=False,
     )
     if done.returncode:
