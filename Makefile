@@ -60,6 +60,10 @@ format: .venv/.dev ## format Rust and Python in place
 bench: .venv/.servekit .venv/.dev ## the hot paths beside plain Python, one table and benches/results.json (5 minutes)
 	$(BIN)/python benches/python/hot_paths.py
 
+.PHONY: bench-engine
+bench-engine: .venv/.servekit .venv/.dev ## the whole server on the demo model, benches/engine.json (4 minutes; more with ARGS="--peers VENV")
+	$(BIN)/python benches/python/engine/bench.py $(ARGS)
+
 .PHONY: bench-http
 bench-http: .venv/.servekit .venv/.dev ## streaming end to end, beside vllm-rs if it is at hand, into benches/http.json (2 minutes)
 	$(BIN)/python benches/python/http/bench.py

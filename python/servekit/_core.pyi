@@ -11,9 +11,11 @@ __all__ = [
     "Detokenizer",
     "DispatchError",
     "Encoder",
+    "KernelPool",
     "LoadBalanceMethod",
     "MalformedError",
     "MultiTokenizerRouter",
+    "PagedAttention",
     "PhaseError",
     "RankReport",
     "ResourceError",
@@ -23,6 +25,7 @@ __all__ = [
     "SilentError",
     "SocketMapping",
     "StatePage",
+    "StoredMatrix",
     "TextStreams",
     "build_info",
     "escape_json",
@@ -678,6 +681,7 @@ class MultiTokenizerRouter:
         rank_wait_timeout: float = 30.0,
         max_queued_requests: int = 1024,
         max_queued_tokens: int | None = None,
+        max_requests_per_worker: int | None = None,
         resume_memory: int = ...,
     ) -> MultiTokenizerRouter:
         """A router that does not run yet.
@@ -807,6 +811,7 @@ class ControlPlane:
         max_queued_requests: int = 1024,
         max_unacknowledged: int = ...,
         max_queued_tokens: int | None = None,
+        max_requests_per_worker: int | None = None,
         resume_memory: int = ...,
     ) -> ControlPlane:
         """A plane that does not run yet.
@@ -824,6 +829,7 @@ class ControlPlane:
             max_unacknowledged: bytes that a worker may have been sent and not acknowledged, 64 MiB if not given; over
                 that its requests end with an error.
             max_queued_tokens: most prompt tokens that wait to be computed, None for any number.
+            max_requests_per_worker: most requests in flight of one worker, None for any number.
             resume_memory: most bytes of requests' frames that are kept until the requests end, 256 MiB if not given.
 
         Raises:
@@ -881,3 +887,88 @@ class ControlPlane:
     @property
     def log_level(self) -> int:
         """Least level that the threads write, as in `logging`; 0 until a control message has set one."""
+
+@final
+class KernelPool:
+    """The threads that share the CPU engine's arithmetic, and the instructions it is done with.
+
+    Everything here and in `StoredMatrix` and `PagedAttention` takes addresses of memory that stays where it is, as
+    `torch.Tensor.data_ptr` gives them: float32 unless said otherwise, rows side by side unless there is a stride, which
+    counts numbers. Nothing is checked: what is not there crashes the process. `servekit.engine.native` checks.
+
+    `formats` are name, weights in a block and bytes of a block of every way to store weights that there are kernels
+    for. `level` is portable, avx2 or avx512.
+    """
+
+    formats: ClassVar[list[tuple[str, int, int]]]
+    def __new__(cls, threads: int) -> KernelPool:
+        """Start threads; the caller is one of them.
+
+        Raises:
+            ResourceError: the system gives none.
+        """
+
+    @property
+    def level(self) -> str: ...
+    @property
+    def threads(self) -> int: ...
+    def rms_norm(self, x: int, out: int, weight: int, eps: float, rows: int, width: int) -> None:
+        """Write x / sqrt(mean(x * x) + eps) * weight for each row to out, which may be x."""
+
+    def rotate(self, x: int, stride: int, cos: int, sin: int, tokens: int, heads: int, size: int) -> None:
+        """Rotate the halves of [tokens, heads, size] in place, tokens `stride` apart; tables are [tokens, size]."""
+
+    def add(self, x: int, y: int, count: int) -> None:
+        """Add `count` numbers at y to those at x; they are apart."""
+
+    def silu_mul(self, x: int, out: int, rows: int, width: int) -> None:
+        """Write silu(gate) * up, [rows, width], of x, [rows, gates then ups]."""
+
+@final
+class StoredMatrix:
+    """A linear layer over weights as their file stores them."""
+
+    def __new__(cls, pool: KernelPool, format: str, weights: int, bias: int, rows: int, width: int) -> StoredMatrix:
+        """A layer of `rows` outputs and `width` inputs; `bias` is 0 for none. The memory must outlive it.
+
+        Raises:
+            SettingError: there is no kernel for this format and width.
+        """
+
+    def apply(self, x: int, out: int, count: int, stride: int) -> None:
+        """Write x @ weights.T + bias for `count` rows; rows of out are `stride` apart."""
+
+@final
+class PagedAttention:
+    """Attention of one new token a sequence over pages [pages, page, 2, kv heads, size]; tables are int64."""
+
+    def __new__(cls, pool: KernelPool, heads: int, kv_heads: int, size: int, page: int) -> PagedAttention:
+        """Raises:
+        SettingError: there is no kernel for this head size.
+        """
+
+    def store(self, layer: int, kv: int, stride: int, places: int, count: int) -> None:
+        """Copy keys and values of new tokens, `stride` apart, to their places in the pages."""
+
+    def attend(
+        self,
+        layer: int,
+        q: int,
+        q_stride: int,
+        out: int,
+        out_stride: int,
+        tokens: int,
+        lengths: int,
+        tables: int,
+        width: int,
+        count: int,
+        window: int,
+    ) -> None:
+        """Attend for `count` sequences.
+
+        Args:
+            q, out: [tokens, heads * size]; the sequences' rows are `tokens`.
+            lengths: tokens of each in the pages, the new one among them.
+            tables: [count, width] page numbers.
+            window: how many tokens one sees, itself among them; 0 for all.
+        """

@@ -59,6 +59,7 @@ def other_value(field: str) -> object:
     if isinstance(default, int):
         return default + 1
     numbers = ("max_model_len", "max_total_tokens", "max_running_requests", "max_queued_tokens", "seed")
+    numbers += ("max_requests_per_worker",)
     return dict.fromkeys(numbers, 777).get(field, "something")
 
 

@@ -46,6 +46,7 @@ pub(crate) fn start(folder: &Path, workers: usize, shards: usize, tokenizer: Opt
         rank_wait: Duration::from_secs(60),
         max_queued: 1 << 30,
         max_queued_tokens: u64::MAX,
+        max_per_worker: usize::MAX,
         resume_memory: RESUME_MEMORY,
         build: "bench".to_owned(),
         max_unacknowledged: MAX_UNACKNOWLEDGED,

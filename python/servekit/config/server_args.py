@@ -61,6 +61,8 @@ class ServerArgs(msgspec.Struct, kw_only=True, frozen=True):
         max_queued_requests: most requests that wait, over all ranks; beyond it a request gets 503.
         max_queued_tokens: most prompt tokens that wait, over all ranks; beyond them a request gets 503; None is any
             number.
+        max_requests_per_worker: most requests in flight of one HTTP worker; beyond it a request gets 503; None is any
+            number.
         skip_tokenizer_init: neither text to ids nor ids to text; clients send ids and get ids.
         resume_memory: most bytes of requests that control keeps until they end, so that it could send them once more.
         max_prefill_tokens: most prompt tokens in one step.
@@ -110,6 +112,7 @@ class ServerArgs(msgspec.Struct, kw_only=True, frozen=True):
     max_running_requests: int | None = None
     max_queued_requests: int = 1024
     max_queued_tokens: int | None = None
+    max_requests_per_worker: int | None = None
     skip_tokenizer_init: bool = False
     resume_memory: int = 256 << 20
     max_prefill_tokens: int = 8192
@@ -195,6 +198,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "max_running_requests": (1, 1 << 20),
     "max_queued_requests": (0, 1 << 20),
     "max_queued_tokens": (1, 1 << 40),
+    "max_requests_per_worker": (1, 1 << 40),
     "resume_memory": (0, 1 << 40),
     "max_prefill_tokens": (1, 1 << 24),
     "chunked_prefill_size": (1, 1 << 24),

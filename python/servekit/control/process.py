@@ -69,6 +69,7 @@ def create_plane(ctx: ChildContext) -> _core.ControlPlane:
         rank_wait_timeout=args.rank_wait_timeout,
         max_queued_requests=args.max_queued_requests,
         max_queued_tokens=args.max_queued_tokens,
+        max_requests_per_worker=args.max_requests_per_worker,
         resume_memory=args.resume_memory,
     )
 

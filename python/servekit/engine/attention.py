@@ -128,10 +128,19 @@ class TorchAttention:
         return torch.from_numpy(positions).to(self._device)
 
     def attend(self, layer: int, q: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
-        pool = self._pool.layers[layer]
-        pool.flatten(0, 1).index_copy_(0, self._places, kv)
+        self._store(layer, kv)
         out = q.new_empty(q.shape[0], self._heads * self._size)
         rows = self._rows[self._windows[layer]]
+        self._attend_singles(layer, rows, q, out)
+        self._attend_chunks(layer, rows, q, kv, out)
+        return out
+
+    def _store(self, layer: int, kv: torch.Tensor) -> None:
+        self._pool.layers[layer].flatten(0, 1).index_copy_(0, self._places, kv)
+
+    def _attend_singles(self, layer: int, rows: _Rows, q: torch.Tensor, out: torch.Tensor) -> None:
+        """Rows with one new token."""
+        pool = self._pool.layers[layer]
         for group in rows.groups:
             keys, values = self._gather(pool, group.pages, group.rows, group.length)
             folded = q[group.tokens].view(group.rows, self._kv_heads, -1, self._size)
@@ -139,6 +148,10 @@ class TorchAttention:
                 folded, keys.transpose(1, 2), values.transpose(1, 2), attn_mask=group.mask
             )
             out[group.tokens] = result.reshape(group.rows, -1)
+
+    def _attend_chunks(self, layer: int, rows: _Rows, q: torch.Tensor, kv: torch.Tensor, out: torch.Tensor) -> None:
+        """Rows with several new tokens."""
+        pool = self._pool.layers[layer]
         for chunk in rows.chunks:
             if chunk.pages is None:
                 keys, values = kv[None, chunk.tokens, 0], kv[None, chunk.tokens, 1]
@@ -156,7 +169,6 @@ class TorchAttention:
                 is_causal=chunk.mask is None,
             )
             out[chunk.tokens] = result.permute(2, 0, 1, 3).reshape(count, -1)
-        return out
 
     def _gather(
         self, pool: torch.Tensor, pages: torch.Tensor, rows: int, length: int
@@ -171,17 +183,22 @@ class TorchAttention:
         """What each row sees through a window: what lies before it is not gathered, but for the rest of a page."""
         oldest = np.zeros_like(lengths) if window is None else np.maximum(plan.starts + 1 - window, 0)
         begins = oldest // self._pool.page * self._pool.page
-        singles = np.flatnonzero(plan.counts == 1)
         return _Rows(
-            [
-                self._group(plan, rows, firsts[rows], lengths[rows] - begins[rows], begins[rows], oldest[rows])
-                for rows in group_by_length(singles, lengths - begins)
-            ],
+            self._see_singles(plan, firsts, lengths, begins, oldest),
             [
                 self._chunk(plan, int(row), int(firsts[row]), int(lengths[row]), int(begins[row]), window)
                 for row in np.flatnonzero(plan.counts > 1)
             ],
         )
+
+    def _see_singles(
+        self, plan: Plan, firsts: np.ndarray, lengths: np.ndarray, begins: np.ndarray, oldest: np.ndarray
+    ) -> list[_Group]:
+        singles = np.flatnonzero(plan.counts == 1)
+        return [
+            self._group(plan, rows, firsts[rows], lengths[rows] - begins[rows], begins[rows], oldest[rows])
+            for rows in group_by_length(singles, lengths - begins)
+        ]
 
     def _group(
         self,

@@ -1,8 +1,9 @@
 """Linear layers, and the choice of the fastest kind for this machine.
 
-Which kernel wins depends on the processor: fbgemm with weights packed as float16 reads half the bytes, oneDNN with
-packed float32 has AVX-512 kernels, and sometimes plain torch is best. `choose_linear` times them on the model's own
-shapes; a few hundred milliseconds at start decide about every step afterwards.
+Which kernel wins depends on the processor and on how the weights are stored: the extension's own kernels read a
+quantized file's blocks as they are, fbgemm with weights packed as float16 reads half the bytes, oneDNN with packed
+float32 has AVX-512 kernels, and sometimes plain torch is best. `choose_linear` times them on the model's own shapes; a
+few hundred milliseconds at start decide about every step afterwards.
 """
 
 from __future__ import annotations
@@ -14,6 +15,9 @@ from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
+
+from servekit.engine import native
+from servekit.engine.native import NativeLinear, Stored
 
 _CHECK_ROWS = (1, 16)
 """Batches that are timed; with hundreds of rows all kinds are bound by arithmetic and nearly equal."""
@@ -49,7 +53,7 @@ class DenseLinear:
 class OneDnnLinear:
     """oneDNN with float32 weights in its blocked layout; x is float32 on the CPU.
 
-    A row's result does not depend on the other rows of its batch (tests hold it to that).
+    Whether a row's result depends on the other rows of its batch is up to the processor.
     """
 
     __slots__ = ("bias", "weight")
@@ -82,12 +86,37 @@ class FbgemmLinear:
 
 LinearFactory = Callable[[torch.Tensor, "torch.Tensor | None"], Linear]
 
+
+class NativeLayers:
+    """Makes layers over weights as their file stores them, and of another kind where there is no kernel for that.
+
+    Args:
+        otherwise: the other kind.
+    """
+
+    def __init__(self, otherwise: LinearFactory) -> None:
+        self._otherwise = otherwise
+
+    def __call__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
+        return self._otherwise(weight, bias)
+
+    def stored(self, parts: Sequence[Stored], bias: torch.Tensor | None) -> Linear:
+        """One layer over the outputs of all parts, one after the other."""
+        return NativeLinear(parts, bias)
+
+
+def _plain_native(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
+    stored = Stored.of(weight)
+    return DenseLinear(weight, bias) if stored is None else NativeLinear([stored], bias)
+
+
+_NATIVE = "native"
 _FLOAT32_KINDS: dict[str, LinearFactory] = {"onednn": OneDnnLinear, "torch": DenseLinear}
 _FAST_KINDS: dict[str, LinearFactory] = {"fbgemm-fp16": FbgemmLinear, **_FLOAT32_KINDS}
 
 
 def linear_kinds(float32_only: bool) -> dict[str, LinearFactory]:
-    """Kinds of CPU layers that this build of torch can run, by name.
+    """Kinds of CPU layers over plain weights that this build of torch can run, by name.
 
     Args:
         float32_only: leave out those that round the weights.
@@ -106,24 +135,38 @@ def linear_kinds(float32_only: bool) -> dict[str, LinearFactory]:
     return works
 
 
-def choose_linear(shapes: Sequence[tuple[int, int]], float32_only: bool) -> tuple[str, LinearFactory]:
+def choose_linear(
+    shapes: Sequence[tuple[int, int]], float32_only: bool, stored: str | None = None
+) -> tuple[str, LinearFactory]:
     """The kind that is fastest here for weights of these shapes (out, in), over small and large batches alike.
 
-    In float32, oneDNN is taken without a race where it exists: its rows do not depend on their batch mates, so that
-    a request's tokens don't either.
+    In float32, the extension's kernels are taken without a race where there are vector instructions for them: their
+    rows do not depend on their batch mates, so that a request's tokens don't either.
+
+    Args:
+        shapes: of one layer's matrices.
+        float32_only: don't round the weights.
+        stored: how the file stores most of its weights, by GGUF's name; None if that is not known.
     """
+    if float32_only and native.vectors():
+        return _NATIVE, NativeLayers(_plain_native)
     kinds = linear_kinds(float32_only)
-    if len(kinds) == 1 or (float32_only and "onednn" in kinds):
+    has_native = stored is not None and Stored.known(stored, 256)
+    if len(kinds) == 1 and not has_native:
         name = next(iter(kinds))
         return name, kinds[name]
-    times = _race(kinds, shapes)
+    times = _race(kinds, shapes, stored if has_native else None)
     best = [min(column) for column in zip(*times.values(), strict=True)]
-    name = min(times, key=lambda n: math.prod(t / b for t, b in zip(times[n], best, strict=True)))
-    return name, kinds[name]
+    order = sorted(times, key=lambda n: math.prod(t / b for t, b in zip(times[n], best, strict=True)))
+    if order[0] == _NATIVE:
+        return _NATIVE, NativeLayers(kinds[order[1]])
+    return order[0], kinds[order[0]]
 
 
-def _race(kinds: dict[str, LinearFactory], shapes: Sequence[tuple[int, int]]) -> dict[str, list[float]]:
-    """Seconds of one pass over the weights, for each kind and each of `_CHECK_ROWS`.
+def _race(
+    kinds: dict[str, LinearFactory], shapes: Sequence[tuple[int, int]], stored: str | None
+) -> dict[str, list[float]]:
+    """Seconds of one pass over the weights, for each kind and each of `_CHECK_ROWS`; with `stored`, for native too.
 
     The kinds take turns and the best pass counts, so that a neighbour's burst of work does not decide.
     """
@@ -131,21 +174,28 @@ def _race(kinds: dict[str, LinearFactory], shapes: Sequence[tuple[int, int]]) ->
     while sum(4 * out * width for out, width in order) < _CHECK_BYTES and len(order) < _CHECK_LAYERS:
         order += shapes
     base = {shape: torch.empty(shape).uniform_(-0.05, 0.05) for shape in set(shapes)}
-    times: dict[str, list[float]] = {name: [] for name in kinds}
     with torch.inference_mode():
-        layers = {
+        layers: dict[str, list[tuple[int, Linear]]] = {
             name: [(shape[1], kind(base[shape].clone(), None)) for shape in order] for name, kind in kinds.items()
         }
+        if stored is not None:
+            layers[_NATIVE] = [(width, _native_layer(stored, out, width)) for out, width in order]
+        times: dict[str, list[float]] = {name: [] for name in layers}
         for rows in _CHECK_ROWS:
             xs = {width: torch.empty(rows, width).uniform_(-1, 1) for _, width in shapes}
-            best, deadline, rounds = dict.fromkeys(kinds, math.inf), time.perf_counter() + _CHECK_SECONDS, 0
+            best, deadline, rounds = dict.fromkeys(layers, math.inf), time.perf_counter() + _CHECK_SECONDS, 0
             while rounds < _CHECK_ROUNDS or time.perf_counter() < deadline:
-                for name in kinds:
+                for name in layers:
                     start = time.perf_counter()
                     for width, layer in layers[name]:
                         layer(xs[width])
                     best[name] = min(best[name], time.perf_counter() - start)
                 rounds += 1
-            for name in kinds:
+            for name in layers:
                 times[name].append(best[name])
     return times
+
+
+def _native_layer(stored: str, out: int, width: int) -> Linear:
+    # Rows that do not fit a format's blocks are stored in another one, which is seldom smaller than this.
+    return NativeLinear([Stored.filled(stored if Stored.known(stored, width) else "F16", out, width)])

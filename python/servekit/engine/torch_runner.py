@@ -12,15 +12,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from servekit.engine.attention import TorchAttention
 from servekit.engine.device import DeviceError, choose_device, choose_dtype, share_threads
 from servekit.engine.kv_cache import KvPool
 from servekit.engine.linear import DenseLinear, LinearFactory, choose_linear
 from servekit.engine.logprobs import DeviceLogprobs, read_logprobs, read_prompt_logprobs
+from servekit.engine.native_attention import make_attention
 from servekit.engine.plan import NO_TOKEN, Ints, Plan, SamplingColumns, StepResult
 from servekit.engine.sampler import Sampler
 from servekit.models.decoder import Decoder, DecoderConfig
-from servekit.models.registry import load_model, read_config
+from servekit.models.registry import load_model, read_config, stored_format
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ class TorchRunner:
         self.info = info
         self._model = model
         self._device = device
-        self._attention = TorchAttention(pool, config.heads, config.head_size, dtype, device, config.windows)
+        self._attention = make_attention(pool, config.heads, config.head_size, dtype, device, config.windows)
         self._sampler = Sampler(config.vocab_size, device)
 
     def launch(self, plan: Plan) -> Handle:
@@ -125,7 +125,9 @@ def load_torch_runner(
     name: str = "torch"
     linear: LinearFactory = DenseLinear
     if where.type == "cpu" and kind == torch.float32:
-        name, linear = choose_linear(config.linear_shapes(), float32_only=dtype == "float32")
+        name, linear = choose_linear(
+            config.linear_shapes(), float32_only=dtype == "float32", stored=stored_format(path)
+        )
     chosen = time.monotonic()
     try:
         model = load_model(path, config, linear, kind, where, progress)

@@ -16,7 +16,7 @@ from torch import nn
 from servekit.engine.attention import Attention
 from servekit.engine.linear import LinearFactory
 from servekit.models.gguf_file import GgufFile
-from servekit.models.layers import GatedFeedForward, RMSNorm
+from servekit.models.layers import GatedFeedForward, RMSNorm, add_
 from servekit.models.rope import Rope, RopeParameters, rotate_
 from servekit.models.tensor_loader import TensorLoader
 from servekit.models.weights import GgufSource, WeightError, Weights
@@ -156,7 +156,7 @@ class SelfAttention(nn.Module):  # type: ignore[misc]
 
 
 class DecoderLayer(nn.Module):  # type: ignore[misc]
-    """Attention and feed-forward network, each behind a norm and added to what came in."""
+    """Attention and feed-forward network, each behind a norm and added, in place, to what came in."""
 
     attention: ClassVar[type[SelfAttention]] = SelfAttention
 
@@ -173,8 +173,8 @@ class DecoderLayer(nn.Module):  # type: ignore[misc]
         return GatedFeedForward(load, at, config.hidden, config.intermediate)
 
     def forward(self, x: torch.Tensor, rope: tuple[torch.Tensor, torch.Tensor], attention: Attention) -> torch.Tensor:
-        x = x + self.self_attention(self.attention_norm(x), rope, attention)
-        return x + self.ffn(self.ffn_norm(x))
+        add_(x, self.self_attention(self.attention_norm(x), rope, attention))
+        return add_(x, self.ffn(self.ffn_norm(x)))
 
 
 class Decoder(nn.Module):  # type: ignore[misc]
@@ -212,7 +212,7 @@ class Decoder(nn.Module):  # type: ignore[misc]
         self.layers = nn.ModuleList(layer(config, i, load) for i in range(config.layers))
         self.norm = RMSNorm(load.tensor("model.norm.weight", config.hidden), config.norm_eps)
         if config.tied:
-            self.head = linear(self.embedding, None)
+            self.head = load.tied("model.embed_tokens.weight", self.embedding)
         else:
             self.head = load.linear("", {"lm_head": config.vocab_size}, config.hidden)
         load.finish()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,6 +18,8 @@ from servekit.models.gguf_file import GgufError, GgufFile
 from servekit.models.weights import SafetensorsWeights, WeightError, open_weights
 
 _T = TypeVar("_T")
+
+_PLAIN = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 
 EMBEDDING_ARCHITECTURES = ("BertModel", "BertForMaskedLM")
 """Architectures of folders whose models make vectors of texts."""
@@ -38,6 +41,18 @@ def read_config(path: Path) -> DecoderConfig:
         WeightError: an unknown architecture, or a file that can't be read.
     """
     return _read(path)[1]
+
+
+def stored_format(path: Path) -> str | None:
+    """How most weights of a generating model are stored, by GGUF's name; None if its configuration does not say.
+
+    Raises:
+        WeightError: a file that can't be read.
+    """
+    if path.is_dir():
+        config = _read_json(path)
+        return _PLAIN.get(str(config.get("dtype") or config.get("torch_dtype")))
+    return _checked(path, lambda: _most_stored(path))
 
 
 def load_model(
@@ -83,6 +98,14 @@ def load_embedding_model(
     """
     with torch.inference_mode():
         return Bert(config, SafetensorsWeights(path), linear, dtype, device, progress)
+
+
+def _most_stored(path: Path) -> str:
+    sizes: dict[str, int] = {}
+    with GgufFile(path) as file:
+        for tensor in file.tensors.values():
+            sizes[tensor.type_name] = sizes.get(tensor.type_name, 0) + math.prod(tensor.shape)
+    return max(sizes, key=sizes.__getitem__)
 
 
 def _read(path: Path) -> tuple[Family, DecoderConfig]:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from servekit.engine import native
 from servekit.models.weights import WeightError
 
 _SCALINGS = ("linear", "dynamic", "llama3", "yarn")
@@ -216,5 +217,8 @@ class Rope(nn.Module):  # type: ignore[misc]
 def rotate_(x: torch.Tensor, table: tuple[torch.Tensor, torch.Tensor]) -> None:
     """Apply a rotary table in place to x of shape [tokens, heads, head size]."""
     cos, sin = table
+    if native.serves(x):
+        native.rotate_(x, cos, sin)
+        return
     swapped = torch.roll(x, x.shape[-1] // 2, -1)
     x.mul_(cos).addcmul_(swapped, sin)

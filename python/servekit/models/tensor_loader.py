@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import torch
 
-from servekit.engine.linear import Linear, LinearFactory
+from servekit.engine.linear import Linear, LinearFactory, NativeLayers
+from servekit.engine.native import Stored
 from servekit.models.weights import WeightError, Weights
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
@@ -51,8 +52,7 @@ class TensorLoader:
             raise WeightError(f"tensor {name!r} is of {tensor.dtype}; known are {', '.join(map(str, _DTYPES))}")
         if tuple(tensor.shape) != shape:
             raise WeightError(f"tensor {name!r} has the shape {tuple(tensor.shape)}, expected {shape}")
-        self._done += 1
-        self._progress(self._done, len(self._weights.names))
+        self._count(1)
         return tensor.to(self._device, self._dtype)
 
     def linear(self, at: str, rows: dict[str, int], width: int, *, biased: bool = False) -> Linear:
@@ -67,12 +67,33 @@ class TensorLoader:
         Raises:
             WeightError: a tensor is missing, or has another shape.
         """
-        tensors = [self.tensor(f"{at}{name}.weight", n, width) for name, n in rows.items()]
-        weight = torch.cat(tensors) if len(tensors) > 1 else tensors[0]
         bias = None
         if biased or any(self.has(f"{at}{name}.bias") for name in rows):
             bias = torch.cat([self._bias(f"{at}{name}.bias", n, biased) for name, n in rows.items()])
-        return self._linear(weight, bias)
+        if isinstance(self._linear, NativeLayers):
+            parts = [self._stored(f"{at}{name}.weight", n, width) for name, n in rows.items()]
+            found = [part for part in parts if part is not None]
+            if len(found) == len(parts):
+                self._count(len(parts))
+                return self._linear.stored(found, bias)
+        tensors = [self.tensor(f"{at}{name}.weight", n, width) for name, n in rows.items()]
+        return self._linear(torch.cat(tensors) if len(tensors) > 1 else tensors[0], bias)
+
+    def tied(self, name: str, weight: torch.Tensor) -> Linear:
+        """A layer over a tensor that was read before, without a bias."""
+        if isinstance(self._linear, NativeLayers) and (part := self._stored(name, *weight.shape)) is not None:
+            return self._linear.stored([part], None)
+        return self._linear(weight, None)
+
+    def _stored(self, name: str, rows: int, width: int) -> Stored | None:
+        """A matrix as it is stored, None if there is no kernel for that or it is not what was expected."""
+        found = self._weights.stored(self._prefix + name)
+        fits = found is not None and (found.data.shape[0], found.width) == (rows, width)
+        return found if fits else None
+
+    def _count(self, tensors: int) -> None:
+        self._done += tensors
+        self._progress(self._done, len(self._weights.names))
 
     def finish(self) -> None:
         """Fill the progress bar, whatever the weights hold beside what the model needs."""

@@ -8,8 +8,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import torch
 
+from servekit.engine.native import Stored
 from servekit.models.dequantize import dequantize
 from servekit.models.gguf_file import GgufFile
 
@@ -29,6 +31,9 @@ class Weights(Protocol):
         Raises:
             WeightError: there is none of this name, or it can't be read.
         """
+
+    def stored(self, name: str) -> Stored | None:
+        """A matrix as the file stores it, None if there is none of this name or no kernel for it."""
 
 
 class SafetensorsWeights:
@@ -63,6 +68,11 @@ class SafetensorsWeights:
             raise WeightError(f"the weights lack the tensor {name!r}")
         tensor: torch.Tensor = self._file_of[name].get_tensor(name)
         return tensor
+
+    def stored(self, name: str) -> Stored | None:
+        if name not in self.names or (tensor := self.get(name)).ndim != 2:
+            return None
+        return Stored.of(tensor)
 
 
 def _read_index(folder: Path) -> dict[str, str]:
@@ -129,6 +139,21 @@ class GgufWeights:
                 f"tensor {entry.name!r} is stored as {entry.type_name}, which can't be read: {error}"
             ) from error
         return uninterleave(tensor, source.interleaved_heads) if source.interleaved_heads else tensor
+
+    def stored(self, name: str) -> Stored | None:
+        if name not in self.names:
+            return None
+        source = self._sources[name]
+        entry = self._file.tensors[source.tensor]
+        if source.part is not None:
+            entry = entry.part(source.part)
+        if len(entry.shape) != 2 or not Stored.known(entry.type_name, entry.shape[1]):
+            return None
+        # A copy: the file is closed when the model is built.
+        data = torch.from_numpy(np.frombuffer(entry.data, np.uint8).copy()).view(entry.shape[0], -1)
+        if source.interleaved_heads:
+            data = uninterleave(data, source.interleaved_heads)
+        return Stored(entry.type_name, data, entry.shape[1])
 
 
 def uninterleave(tensor: torch.Tensor, heads: int) -> torch.Tensor:

@@ -22,6 +22,7 @@ pub fn run(mut data: &[u8]) {
         rank_wait: Duration::from_secs(1),
         max_queued: 8,
         max_queued_tokens: 1 << 20,
+        max_per_worker: usize::MAX,
         resume_memory: 1 << 10,
     });
     let mut actions = Vec::new();

@@ -6,6 +6,7 @@ mod dispatch;
 mod encode;
 mod errors;
 mod fanout;
+mod kernels;
 mod plane;
 mod process;
 mod report;
@@ -42,6 +43,8 @@ mod _core {
     };
     #[pymodule_export]
     use crate::fanout::SocketMapping;
+    #[pymodule_export]
+    use crate::kernels::{KernelPool, PagedAttention, StoredMatrix};
     #[pymodule_export]
     use crate::plane::ControlPlane;
     #[pymodule_export]

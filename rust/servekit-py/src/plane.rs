@@ -31,6 +31,7 @@ impl ControlPlane {
         max_queued_requests=1024,
         max_unacknowledged=MAX_UNACKNOWLEDGED,
         max_queued_tokens=None,
+        max_requests_per_worker=None,
         resume_memory=RESUME_MEMORY,
     ))]
     #[expect(clippy::too_many_arguments, reason = "keywords in Python")]
@@ -47,6 +48,7 @@ impl ControlPlane {
         max_queued_requests: usize,
         max_unacknowledged: usize,
         max_queued_tokens: Option<u64>,
+        max_requests_per_worker: Option<usize>,
         resume_memory: usize,
     ) -> PyResult<Self> {
         let config = PlaneConfig {
@@ -61,6 +63,7 @@ impl ControlPlane {
             rank_wait: seconds("rank_wait_timeout", rank_wait_timeout)?,
             max_queued: max_queued_requests,
             max_queued_tokens: max_queued_tokens.unwrap_or(u64::MAX),
+            max_per_worker: max_requests_per_worker.unwrap_or(usize::MAX),
             resume_memory,
             build: build_name(),
             max_unacknowledged,

@@ -35,6 +35,7 @@ impl MultiTokenizerRouter {
         rank_wait_timeout=30.0,
         max_queued_requests=1024,
         max_queued_tokens=None,
+        max_requests_per_worker=None,
         resume_memory=RESUME_MEMORY,
     ))]
     #[expect(clippy::too_many_arguments, reason = "keywords in Python")]
@@ -51,6 +52,7 @@ impl MultiTokenizerRouter {
         rank_wait_timeout: f64,
         max_queued_requests: usize,
         max_queued_tokens: Option<u64>,
+        max_requests_per_worker: Option<usize>,
         resume_memory: usize,
     ) -> PyResult<Self> {
         let count = ranks.len();
@@ -66,6 +68,7 @@ impl MultiTokenizerRouter {
             rank_wait: seconds("rank_wait_timeout", rank_wait_timeout)?,
             max_queued: max_queued_requests,
             max_queued_tokens: max_queued_tokens.unwrap_or(u64::MAX),
+            max_per_worker: max_requests_per_worker.unwrap_or(usize::MAX),
             resume_memory,
             build: build_name(),
             max_unacknowledged: MAX_UNACKNOWLEDGED,

@@ -7,7 +7,7 @@ use servekit_benches::last_step;
 use servekit_core::wire::{Envelope, EnvelopeBuilder, Kind, Load, Section};
 use servekit_zmq::{Context, Message, Socket, SocketKind, Source, poll};
 
-use super::{CREDIT, EPOCH, NIL, hello};
+use super::{CREDIT, EPOCH, NIL, hello, seq_and_kind};
 use crate::control::{PERIOD, step_body};
 
 /// Takes requests as all of `ranks` ranks, each reporting its load after every `report` of them (0: never; what it took
@@ -16,8 +16,12 @@ pub(super) fn receive(folder: &Path, ranks: usize, requests: usize, report: usiz
     let mut ranks: Vec<Rank> = (0..ranks).map(|rank| Rank::connect(folder, rank as u16)).collect();
     let credits = Context::new().socket(SocketKind::Push).expect("a socket");
     credits.connect(&format!("ipc://{}", folder.join("credits.ipc").display())).expect("an address");
-    println!("ready");
     ranks.iter_mut().for_each(Rank::greet);
+    if report > 0 {
+        // What is sent to a rank before it has been heard is dropped when it is.
+        ranks.iter().for_each(Rank::await_greeting);
+    }
+    println!("ready");
     let (mut taken, mut first) = (0, None);
     while taken < requests {
         for rank in &mut ranks {
@@ -97,6 +101,11 @@ impl Rank {
 
     fn greet(&mut self) {
         self.outputs.send(hello(self.number), false).expect("sent");
+    }
+
+    fn await_greeting(&self) {
+        let frames = self.requests.recv(false).expect("a greeting");
+        assert_eq!(seq_and_kind(&frames).1, Kind::Hello);
     }
 
     /// Ends all that it has.

@@ -2,7 +2,6 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::AtomicUsize;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -15,7 +14,7 @@ use super::inbox::{Inbox, Mailbox, Pulse, Waker};
 use super::ranks::RankSockets;
 use super::report::{Report, spawn};
 use super::router::{Command, Router, ShardEnd, Then, bind_pull};
-use super::shard;
+use super::shard::{self, ShardView};
 use crate::detok::{Shard, Vocabulary};
 use crate::dispatch::LoadBalanceMethod;
 use crate::fanout::{self, SocketMapping};
@@ -61,6 +60,8 @@ pub struct PlaneConfig {
     pub max_queued: usize,
     /// Most prompt tokens that wait to be computed.
     pub max_queued_tokens: u64,
+    /// Most requests in flight of one HTTP worker.
+    pub max_per_worker: usize,
     /// Most bytes of requests' frames that are kept until their requests end.
     pub resume_memory: usize,
     /// Text that names this build to peers.
@@ -223,10 +224,10 @@ impl Plane {
         let mut shards = Vec::new();
         for index in 0..config.shards {
             let (tasks, inbox) = Inbox::new(report, Pulse::new(page.clone(), 2 + index));
-            let (live, fanout, stops) = (Arc::new(AtomicUsize::new(0)), fanout.clone(), Arc::clone(&stops));
-            shards.push(ShardEnd { tasks, turn: Vec::new(), live: Arc::clone(&live) });
+            let (view, fanout, stops) = (Arc::new(ShardView::default()), fanout.clone(), Arc::clone(&stops));
+            shards.push(ShardEnd { tasks, turn: Vec::new(), view: Arc::clone(&view) });
             let detokenizer = Shard::new(index, config.shards, vocabulary.clone());
-            let body = move || shard::run(detokenizer, &inbox, &fanout, &stops, &live);
+            let body = move || shard::run(detokenizer, &inbox, &fanout, &stops, &view);
             threads.push(spawn(format!("detok-{index}"), report, wake(), body)?);
         }
 
@@ -239,6 +240,7 @@ impl Plane {
             rank_wait: config.rank_wait,
             max_queued: config.max_queued,
             max_queued_tokens: config.max_queued_tokens,
+            max_per_worker: config.max_per_worker,
             resume_memory: config.resume_memory,
         });
         let (commands, inbox) = bounded(COMMANDS);

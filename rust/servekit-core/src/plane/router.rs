@@ -1,7 +1,6 @@
 //! The router thread: sockets in and out around the router core.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicUsize;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender};
@@ -10,7 +9,7 @@ use servekit_zmq::{Context, Error, Message, Socket, SocketKind, Source, poll};
 use super::inbox::{BEAT, Mailbox, Pulse, Waker};
 use super::ranks::RankSockets;
 use super::report::{Report, ThreadError};
-use super::shard::ShardTask;
+use super::shard::{ShardTask, ShardView};
 use super::state::{Queues, publish, snapshot};
 use crate::detok::shard_of;
 use crate::fanout::{FanoutTask, PeerCounters};
@@ -79,8 +78,8 @@ pub(super) struct ShardEnd {
     pub(super) tasks: Sender<Vec<ShardTask>>,
     /// The work of this turn.
     pub(super) turn: Vec<ShardTask>,
-    /// Its live requests.
-    pub(super) live: Arc<AtomicUsize>,
+    /// What it holds and has counted.
+    pub(super) view: Arc<ShardView>,
 }
 
 /// What the event at hand carried, for actions that pass it on.
@@ -312,7 +311,7 @@ impl Router {
     }
 
     fn state(&self) -> String {
-        let shards = self.shards.iter().map(|shard| (shard.tasks.len(), &*shard.live)).collect();
+        let shards = self.shards.iter().map(|shard| shard.view.json(shard.tasks.len())).collect();
         let backlogs = self.ranks.backlogs().collect();
         let queues = Queues { shards, fanout: self.fanout.len(), backlogs, peers: &self.peers };
         snapshot(&self.core, &queues).to_string()

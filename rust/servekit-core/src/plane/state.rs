@@ -1,7 +1,5 @@
 //! What the control process holds, for `/debug/state` and for the state page.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
-
 use serde_json::{Map, Value, json};
 
 use crate::fanout::PeerCounters;
@@ -11,8 +9,8 @@ use crate::state_page::{Control, Rank, StatePage};
 
 /// What the threads beside the router hold.
 pub(super) struct Queues<'a> {
-    /// Tasks that wait, and live requests, by shard.
-    pub(super) shards: Vec<(usize, &'a AtomicUsize)>,
+    /// Each shard.
+    pub(super) shards: Vec<Value>,
     /// Tasks that wait for the fan-out.
     pub(super) fanout: usize,
     /// Messages that wait, by rank.
@@ -53,11 +51,6 @@ pub(super) fn snapshot(core: &Core<Frames>, queues: &Queues<'_>) -> Value {
             state
         })
         .collect();
-    let shards: Vec<Value> = queues
-        .shards
-        .iter()
-        .map(|(queued, live)| json!({ "queued": queued, "live": live.load(Ordering::Relaxed) }))
-        .collect();
     let counters: Map<String, Value> =
         core.counters().named().map(|(name, count)| (name.to_owned(), count.into())).collect();
     json!({
@@ -71,7 +64,7 @@ pub(super) fn snapshot(core: &Core<Frames>, queues: &Queues<'_>) -> Value {
         "open_groups": core.open_groups(),
         "ranks": ranks,
         "workers": workers,
-        "shards": shards,
+        "shards": queues.shards,
         "fanout_queued": queues.fanout,
         "counters": counters,
     })

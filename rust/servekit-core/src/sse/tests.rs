@@ -8,9 +8,14 @@ use crate::wire::{Kind, ScannedBatch, WireError};
 
 const COLUMNS: usize = 9;
 
-/// A batch of (id, text, tokens so far, end).
-fn batch(rows: &[(u64, &str, u64, bool)]) -> ScannedBatch {
-    let column = |value: &dyn Fn(&(u64, &str, u64, bool)) -> Value| Value::Array(rows.iter().map(value).collect());
+/// Id, text, tokens so far, end.
+type Row<'a> = (u64, &'a str, u64, bool);
+
+/// What was written to whom, and the batch of what was left.
+type Rendered = (Vec<(u8, String)>, Option<Vec<u8>>);
+
+fn batch(rows: &[Row<'_>]) -> ScannedBatch {
+    let column = |value: &dyn Fn(&Row<'_>) -> Value| Value::Array(rows.iter().map(value).collect());
     let mut fields = vec![Value::Nil; COLUMNS + 1];
     fields[0] = "BatchStrOutput".into();
     fields[1] = column(&|row| row.0.into());
@@ -27,10 +32,7 @@ fn scan(fields: Vec<Value>) -> ScannedBatch {
     ScannedBatch::parse(Kind::BatchStr, Arc::new(body)).unwrap()
 }
 
-fn render(
-    streams: &mut TextStreams<u8>,
-    batch: &ScannedBatch,
-) -> Result<(Vec<(u8, String)>, Option<Vec<u8>>), WireError> {
+fn render(streams: &mut TextStreams<u8>, batch: &ScannedBatch) -> Result<Rendered, WireError> {
     let mut written = Vec::new();
     let (left, _) =
         streams.render(batch, 0, |sink, event| written.push((*sink, String::from_utf8(event.to_vec()).unwrap())))?;

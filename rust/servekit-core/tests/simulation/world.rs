@@ -529,6 +529,7 @@ fn core(epoch: u32, method: LoadBalanceMethod, rank_epochs: Vec<u32>, worker_epo
         rank_wait: Duration::from_secs(30),
         max_queued: MAX_QUEUED,
         max_queued_tokens: MAX_QUEUED_TOKENS,
+        max_per_worker: usize::MAX,
         resume_memory: RESUME_MEMORY,
     })
 }

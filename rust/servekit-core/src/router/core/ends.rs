@@ -8,7 +8,7 @@ use crate::wire::Rid;
 impl<F: Share> Core<F> {
     /// Forgets a request with all that it was charged with, and returns where it was.
     pub(super) fn remove(&mut self, rid: Rid) -> Option<Place<F>> {
-        let mut place = self.table.remove(&rid)?;
+        let mut place = self.leave(rid)?;
         match &mut place {
             Place::Waiting { request, .. } => {
                 self.leave_room(rid, request.room);

@@ -42,6 +42,8 @@ pub struct CoreConfig {
     pub max_queued: usize,
     /// Most prompt tokens that wait to be computed; a prompt alone may be longer.
     pub max_queued_tokens: u64,
+    /// Most requests in flight of one HTTP worker.
+    pub max_per_worker: usize,
     /// Most bytes of requests' frames that are kept until their requests end, so that they could be sent once more.
     pub resume_memory: usize,
 }
@@ -87,6 +89,8 @@ pub struct Core<F> {
     rank_links: Vec<Link>,
     worker_links: Vec<Link>,
     table: HashMap<Rid, Place<F>>,
+    /// How many of them are of each worker.
+    per_worker: Vec<usize>,
     /// Bootstrap rooms of the requests in the table.
     rooms: HashMap<u64, Rid>,
     waiting: VecDeque<Rid>,
@@ -133,6 +137,7 @@ impl<F: Share> Core<F> {
             rank_links: config.rank_epochs.iter().copied().map(Link::new).collect(),
             worker_links: config.worker_epochs.iter().copied().map(Link::new).collect(),
             table: HashMap::new(),
+            per_worker: vec![0; config.worker_epochs.len()],
             rooms: HashMap::new(),
             waiting: VecDeque::new(),
             waiting_tokens: 0,

@@ -21,7 +21,7 @@ impl<F: Share> Core<F> {
         self.counters.requests += 1;
         let refusal = match &request.text {
             Err(reason) => Some((400, reason.clone())),
-            Ok(_) => self.full(u64::from(request.tokens)).or_else(|| self.take_room(&request)),
+            Ok(_) => self.full(rid, u64::from(request.tokens)).or_else(|| self.take_room(&request)),
         };
         if let Some(refusal) = refusal {
             self.refuse(request, refusal, actions);
@@ -33,16 +33,36 @@ impl<F: Share> Core<F> {
     fn wait(&mut self, request: Request<F>, since: Nanos) {
         self.waiting.push_back(request.rid);
         self.waiting_tokens += u64::from(request.tokens);
-        self.table.insert(request.rid, Place::Waiting { since, request: Box::new(request) });
+        self.enter(request.rid, Place::Waiting { since, request: Box::new(request) });
     }
 
-    /// Why no further request of so many prompt tokens can be taken now.
-    pub(super) fn full(&self, tokens: u64) -> Option<Refusal> {
+    fn enter(&mut self, rid: Rid, place: Place<F>) {
+        self.table.insert(rid, place);
+        if let Some(count) = self.per_worker.get_mut(usize::from(rid.worker())) {
+            *count += 1;
+        }
+    }
+
+    /// Takes a request out of the table, and nothing else.
+    pub(super) fn leave(&mut self, rid: Rid) -> Option<Place<F>> {
+        let place = self.table.remove(&rid)?;
+        if let Some(count) = self.per_worker.get_mut(usize::from(rid.worker())) {
+            *count -= 1;
+        }
+        Some(place)
+    }
+
+    /// Why the request of so many prompt tokens can't be taken now.
+    fn full(&self, rid: Rid, tokens: u64) -> Option<Refusal> {
         if let Some(message) = &self.closed {
             return Some((503, message.clone()));
         }
         if self.table.len() >= self.running.saturating_add(self.config.max_queued) {
             return Some((503, format!("the server is busy: {} requests are in flight", self.table.len())));
+        }
+        if self.per_worker.get(usize::from(rid.worker())).is_some_and(|count| *count >= self.config.max_per_worker) {
+            let most = self.config.max_per_worker;
+            return Some((503, format!("the server is busy: {most} requests of one HTTP worker are in flight")));
         }
         let queued = self.queued_tokens();
         // What no queue has room for is taken when nothing else waits: to wait longer would not help it.
@@ -99,7 +119,7 @@ impl<F: Share> Core<F> {
                 self.ranks[rank].in_flight += 1;
                 self.ranks[rank].dispatched += 1;
                 let kept = self.keep(&mut request);
-                self.table.insert(rid, Place::Rank { rank, dispatch, aborted: false, room: request.room, kept });
+                self.enter(rid, Place::Rank { rank, dispatch, aborted: false, room: request.room, kept });
                 let receiver_epoch = self.ranks[rank].epoch;
                 actions.push(open(&mut request, Some(rank)));
                 actions.push(Action::Send { rid, rank, receiver_epoch, attempt: 1, dispatch, frame: request.frame });
@@ -143,7 +163,7 @@ impl<F: Share> Core<F> {
     pub(super) fn place_waiting(&mut self, actions: &mut Actions<F>) {
         for _ in 0..self.waiting.len() {
             let Some(rid) = self.waiting.pop_front() else { break };
-            let Some(Place::Waiting { since, request }) = self.table.remove(&rid) else { continue };
+            let Some(Place::Waiting { since, request }) = self.leave(rid) else { continue };
             self.waiting_tokens -= u64::from(request.tokens);
             if let Some(request) = self.place(*request, actions) {
                 self.wait(request, since);

@@ -16,6 +16,19 @@ fn a_full_server_refuses_before_any_work() {
 }
 
 #[test]
+fn one_worker_can_not_take_all_the_room() {
+    let mut world = World::ready(CoreConfig { max_per_worker: 2, ..config(1, 2) });
+    let (first, second, refused) = (world.request_of(0), world.request_of(0), world.request_of(0));
+    assert_eq!([first, second, refused].map(|rid| world.status(rid)), [None, None, Some(503)]);
+    let other = world.request_of(1);
+    assert!(world.sent.contains_key(&other));
+    world.abort(first);
+    world.step(0, &[(first, true)]);
+    let next = world.request_of(0);
+    assert!(world.sent.contains_key(&next));
+}
+
+#[test]
 fn a_queue_full_of_tokens_refuses_too() {
     let mut world = World::ready(CoreConfig { max_queued_tokens: 100, ..config(1, 1) });
     let sized = |tokens| move |request: &mut Request<u64>| request.tokens = tokens;

@@ -52,6 +52,7 @@ fn config(ranks: usize, workers: usize) -> CoreConfig {
         rank_wait: Duration::from_secs(30),
         max_queued: 8,
         max_queued_tokens: u64::MAX,
+        max_per_worker: usize::MAX,
         resume_memory: 100_000,
     }
 }
@@ -136,8 +137,16 @@ impl World {
     }
 
     fn request_with(&mut self, change: impl Fn(&mut Request<u64>)) -> Rid {
-        let rid = self.mint(0);
-        let from = self.peer(Side::Worker, 0);
+        self.request_of_with(0, change)
+    }
+
+    fn request_of(&mut self, worker: u16) -> Rid {
+        self.request_of_with(worker, |_| {})
+    }
+
+    fn request_of_with(&mut self, worker: u16, change: impl Fn(&mut Request<u64>)) -> Rid {
+        let rid = self.mint(worker);
+        let from = self.peer(Side::Worker, worker);
         let mut request = Request {
             rid,
             rank: -1,
