@@ -202,6 +202,7 @@ def test_unknown_paths_and_methods(http: httpx.Client) -> None:
     response = http.get(CHAT)
     error_of(response, 405)
     assert response.headers["allow"] == "POST"
+    assert http.delete("/health").headers["allow"] == "GET, HEAD"
     error_of(http.delete("/v1/models"), 405)
 
 
@@ -210,6 +211,8 @@ def test_the_context_error_says_how_many_came_and_how_many_fit(http: httpx.Clien
         error = error_of(response)
         assert error["code"] == "context_length_exceeded"
         assert "1234" in error["message"]
+        # Clients look for these words.
+        assert "this model's maximum context length is" in error["message"]
         assert "999" in error["message"]
     error_of(chat(http, messages=[{"role": "user", "content": "x" * 50_000}]))
     assert complete(http, prompt="x" * 999).status_code == 200

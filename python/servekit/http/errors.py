@@ -11,6 +11,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from starlette.routing import Match
 
 from servekit.tokenizer.refusal import ClientGone, Refusal
 
@@ -88,7 +89,18 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
     else:
         message = str(error.detail)
     headers = {k.lower(): v for k, v in (error.headers or {}).items()}
+    if status == http.HTTPStatus.METHOD_NOT_ALLOWED:
+        headers["allow"] = ", ".join(_methods(request))
     return error_response(Refusal(status, message), headers)
+
+
+def _methods(request: Request) -> list[str]:
+    """What the path takes. Starlette knows of one route only, and a path may have one a method."""
+    found: set[str] = set()
+    for route in request.app.routes:
+        if route.matches(request.scope)[0] is not Match.NONE:
+            found |= getattr(route, "methods", None) or set()
+    return sorted(found)
 
 
 async def _on_validation_error(_request: Request, error: Exception) -> Response:

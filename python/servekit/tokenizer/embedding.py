@@ -22,7 +22,7 @@ def plan_embeddings(prompts: Sequence[Prompt], max_model_len: int) -> list[Choic
     """
     for prompt in prompts:
         if (came := len(prompt.ids)) > max_model_len:
-            message = f"the context of this model is {max_model_len} tokens: this input has {came}"
+            message = f"this model's maximum context length is {max_model_len} tokens: this input has {came}"
             raise Refusal(400, message, param="input", code="context_length_exceeded")
     return [Choice(i, prompt) for i, prompt in enumerate(prompts)]
 

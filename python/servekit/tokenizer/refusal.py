@@ -39,7 +39,8 @@ def too_long(max_model_len: int, came: str) -> Refusal:
     """The refusal of a prompt that does not fit the context; `came` says how many tokens it has."""
     return Refusal(
         400,
-        f"the context of this model is {max_model_len} tokens, of which a prompt may fill {max_model_len - 1}: "
-        f"this one has {came}",
+        # OpenAI's words: litellm and others tell this refusal by them, not by its code.
+        f"this model's maximum context length is {max_model_len} tokens, of which a prompt may fill "
+        f"{max_model_len - 1}: this one has {came}",
         code="context_length_exceeded",
     )

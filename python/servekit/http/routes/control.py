@@ -60,6 +60,10 @@ class AbortRequest(msgspec.Struct):
     abort_all: bool = False
 
 
+# Taken, so that who sends it hears why it is refused.
+_PROFILE = describe_body(ProfileRequest, required=False, shown={"output_dir": None})
+
+
 @router.post("/flush_cache", openapi_extra=describe_body(FlushCacheRequest, required=False))
 async def flush_cache(request: Request) -> Response:
     """Drop every cached prefix that no request uses."""
@@ -67,14 +71,14 @@ async def flush_cache(request: Request) -> Response:
     return await _command(request, Kind.FLUSH_CACHE, r.FlushCacheReq())
 
 
-@router.post("/start_profile", openapi_extra=describe_body(ProfileRequest, required=False))
+@router.post("/start_profile", openapi_extra=_PROFILE)
 async def start_profile(request: Request) -> Response:
     """Begin to record what each rank computes."""
     await _check_profile(request)
     return await _command(request, Kind.PROFILE, r.ProfileReq(True), PROFILE_DEADLINE_S)
 
 
-@router.post("/stop_profile", openapi_extra=describe_body(ProfileRequest, required=False))
+@router.post("/stop_profile", openapi_extra=_PROFILE)
 async def stop_profile(request: Request) -> Response:
     """Write what was recorded; the answer names the files."""
     await _check_profile(request)
@@ -103,7 +107,9 @@ async def continue_generation(request: Request) -> Response:
     return await _command(request, Kind.CONTINUE, r.ContinueReq())
 
 
-@router.post("/set_log_level", openapi_extra=describe_body(SetLogLevelRequest))
+@router.post(
+    "/set_log_level", openapi_extra=describe_body(SetLogLevelRequest, shown={"level": {"enum": list(LOG_LEVELS)}})
+)
 async def set_log_level(request: Request) -> Response:
     """Log more, or less, in every process but main."""
     body = await read_body(request, SetLogLevelRequest, MAX_BODY)
