@@ -35,7 +35,10 @@ def run(ctx: ChildContext) -> None:
     except _core.ServekitError as error:
         ctx.fail(f"the control plane can't start: {error}")
     threading.Thread(target=_log, args=(plane,), name="logs", daemon=True).start()
-    reader, writer = os.pipe()
+    try:
+        reader, writer = os.pipe()
+    except OSError as error:
+        ctx.fail(f"the control plane can't start: {error.strerror}")
     end: list[str] = []
     threading.Thread(target=_watch, args=(plane, end, writer), name="watch", daemon=True).start()
     ctx.ready({})

@@ -38,7 +38,7 @@ def create_app(
         secrets: the keys.
     """
     args = manager.config.server_args
-    app = Application(title="servekit", version=__version__, redoc_url=None)
+    app = Application(title="servekit", version=__version__, redoc_url=None, redirect_slashes=False)
     # Unlike uvicorn's setting, this fits proxies that cut the path off and proxies that do not.
     app.root_path = args.root_path
     app.state.manager = manager
