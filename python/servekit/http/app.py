@@ -46,6 +46,7 @@ def create_app(
     app.state.scheduler_info = scheduler_info
     app.state.link_counters = link_counters
     app.state.started_at = int(time.time())
+    app.state.routes = [route for router in (*ROUTERS, *OPERATOR_ROUTERS, metrics.router) for route in router.routes]
     app.include_directly((*ROUTERS, *OPERATOR_ROUTERS))
     if args.metrics:
         app.state.metrics = registry_of(manager.page, manager.config.port_args.main_pid, CONTROL_SILENCE_S)

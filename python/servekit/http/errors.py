@@ -90,14 +90,14 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
         message = str(error.detail)
     headers = {k.lower(): v for k, v in (error.headers or {}).items()}
     if status == http.HTTPStatus.METHOD_NOT_ALLOWED:
-        headers["allow"] = ", ".join(_methods(request))
+        headers["allow"] = ", ".join(_methods(request)) or headers.get("allow", "")
     return error_response(Refusal(status, message), headers)
 
 
 def _methods(request: Request) -> list[str]:
     """What the path takes. Starlette knows of one route only, and a path may have one a method."""
     found: set[str] = set()
-    for route in request.app.routes:
+    for route in request.app.state.routes:
         if route.matches(request.scope)[0] is not Match.NONE:
             found |= getattr(route, "methods", None) or set()
     return sorted(found)
