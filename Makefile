@@ -127,5 +127,4 @@ clean: ## remove .venv, dist and Rust's target folder
 
 .venv/.rust-tests: $(RUST) | .venv/.made
 	cargo test --release --no-run --quiet
-	cargo bench --no-run --quiet
 	@touch $@

@@ -12,8 +12,12 @@ os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 PACKAGING = Path(__file__).parent / "packaging"
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Where tests run side by side, a file stays together for its fixtures, and one process builds the wheel."""
+    """Where tests run side by side, a file stays together for its fixtures, and one process builds the wheel.
+
+    First, for xdist puts the groups into the names of the tests in a hook of its own.
+    """
     for item in items:
         group = PACKAGING if PACKAGING in item.path.parents else item.path
         item.add_marker(pytest.mark.xdist_group(str(group)))

@@ -313,9 +313,14 @@ def test_idle_costs_nothing(start):
     def used() -> float:
         return sum(sum(process.cpu_times()[:2]) for process in server.processes().values())
 
-    before, began = used(), time.monotonic()
-    time.sleep(5)
-    assert (used() - before) / (time.monotonic() - began) < 0.02
+    def share() -> float:
+        """Of a core, over three seconds."""
+        before, began = used(), time.monotonic()
+        time.sleep(3)
+        return (used() - before) / (time.monotonic() - began)
+
+    # What other tests do meanwhile makes each wake-up dearer, and the last work of a start may come late.
+    until(lambda: share() < 0.02, 30)
 
 
 def test_a_worker_is_small(start):
