@@ -306,21 +306,27 @@ def test_clients_that_leave_at_any_moment_leave_nothing(start, until, engine):
     assert server.complete().status_code == 200
 
 
-def test_idle_costs_nothing(start):
+def test_an_idle_server_sleeps(start, until):
+    """Everything blocks until there is something to do. Counted in wake-ups: what one costs is the machine's affair."""
     server = start("--tokenizer-workers", "2", "--data-parallel-size", "2", "--detokenizer-workers", "2")
     server.complete()
 
-    def used() -> float:
-        return sum(sum(process.cpu_times()[:2]) for process in server.processes().values())
+    def wake_ups() -> int:
+        lines = [
+            line
+            for process in server.processes().values()
+            for status in Path(f"/proc/{process.pid}/task").glob("*/status")
+            for line in status.read_text().splitlines()
+        ]
+        return sum(int(line.split()[1]) for line in lines if line.startswith("voluntary_ctxt_switches"))
 
-    def share() -> float:
-        """Of a core, over three seconds."""
-        before, began = used(), time.monotonic()
+    def rate() -> float:
+        before, began = wake_ups(), time.monotonic()
         time.sleep(3)
-        return (used() - before) / (time.monotonic() - began)
+        return (wake_ups() - before) / (time.monotonic() - began)
 
-    # What other tests do meanwhile makes each wake-up dearer, and the last work of a start may come late.
-    until(lambda: share() < 0.02, 30)
+    # The last work of a start may come late.
+    until(lambda: rate() < 60, 30)
 
 
 def test_a_worker_is_small(start):

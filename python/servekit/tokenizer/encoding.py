@@ -11,7 +11,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from servekit._core import Encoder
+from servekit._core import Encoder, ServekitError
 from servekit.config.model_info import ModelInfo
 from servekit.tokenizer.pieces import TokenPieces
 from servekit.tokenizer.refusal import too_long
@@ -30,12 +30,11 @@ class TextEncoder:
     """
 
     def __init__(self, tokenizer_file: str, model_info: ModelInfo) -> None:
+        self._file = tokenizer_file
         try:
-            self._tokenizer = Tokenizer.from_file(tokenizer_file)
-        except Exception as error:  # noqa: BLE001
-            # The library raises bare Exception for whatever is wrong with a file.
+            self._encoder = Encoder(tokenizer_file, REMEMBERED)
+        except ServekitError as error:
             raise ValueError(f"{tokenizer_file}: {' '.join(str(error).split())[:300]}") from None
-        self._encoder = Encoder(tokenizer_file, REMEMBERED)
         self._bos_id = model_info.bos_id
         own = unpack_ids(self._encoder.encode(["a"], True)[0])
         self._adds_bos = self._bos_id is not None and (model_info.add_bos or own[:1] == [self._bos_id])
@@ -76,6 +75,11 @@ class TextEncoder:
         # Unlike `decode`, this lets other threads run meanwhile.
         text: str = self._tokenizer.decode_batch([ids], skip_special_tokens=skip_special_tokens)[0]
         return text
+
+    @functools.cached_property
+    def _tokenizer(self) -> Tokenizer:
+        """Loaded when ids are first turned into text here, which most workers never do: it takes some 20 MiB."""
+        return Tokenizer.from_file(self._file)
 
     @functools.cached_property
     def pieces(self) -> TokenPieces:
