@@ -373,7 +373,7 @@ def test_threads_have_names_and_an_idle_plane_sleeps(make):
     before = process.cpu_times()
     time.sleep(2.0)
     after = process.cpu_times()
-    assert after.user + after.system - before.user - before.system < 0.06
+    assert after.user + after.system - before.user - before.system < 0.2
     assert world.page.control_age() < 1.0
 
 
