@@ -15,6 +15,8 @@ BIN := .venv/bin
 LOCK := .ci/requirements.lock
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint $(LOCK)
 RUST := $(shell find rust benches -name '*.rs' -not -path '*/target/*' 2>/dev/null) Cargo.toml Cargo.lock $(wildcard rust/*/Cargo.toml)
+# With the extension among them, dependencies get the features that its own build asks for, and are compiled once.
+RUST_TESTS := cargo test --release --quiet $(addprefix -p servekit-,core kernels zmq py)
 # What pip installs of servekit itself, apart from torch, which has an index of its own.
 DEPS = import tomllib; p = tomllib.load(open("pyproject.toml", "rb")); \
 	print("\n".join([d for d in p["project"]["dependencies"] if not d.startswith("torch")]))
@@ -32,20 +34,24 @@ serve: .venv/.servekit ## install what is missing and serve MODEL (or the demo m
 setup: .venv/.servekit .venv/.dev ## make .venv, build and install everything, serve nothing
 
 .PHONY: test
-test: ## lints, Rust and Python tests and one setting end to end, within 15 minutes
+test: ## formatting and types, Rust and Python tests and one setting end to end, within 15 minutes
 	@$(MAKE) --no-print-directory -j2 setup .venv/.rust-tests
-	@$(MAKE) --no-print-directory lint
-	cargo test --release --quiet
+	@$(MAKE) --no-print-directory style
+	$(RUST_TESTS)
 	$(BIN)/python -m pytest -n 2 --dist loadgroup
 
 .PHONY: test-all
-test-all: test ## all of `make test`, then the slow tests: whole settings, clients, kill matrices (an hour at most)
+test-all: test lint ## all of `make test`, clippy, then the slow tests: whole settings, clients, kill matrices (an hour at most)
 	$(BIN)/python -m pytest -m slow --timeout 1500
 
 .PHONY: lint
-lint: .venv/.servekit .venv/.dev ## formatting, clippy, ruff and mypy
-	cargo fmt --all --check
+lint: style ## formatting, clippy, ruff and mypy
 	cargo clippy --release --workspace --all-targets --quiet -- -D warnings
+
+# Without clippy, which builds every dependency once more.
+.PHONY: style
+style: .venv/.servekit .venv/.dev
+	cargo fmt --all --check
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
@@ -126,5 +132,5 @@ clean: ## remove .venv, dist and Rust's target folder
 	@touch $@
 
 .venv/.rust-tests: $(RUST) | .venv/.made
-	cargo test --release --no-run --quiet
+	$(RUST_TESTS) --no-run
 	@touch $@

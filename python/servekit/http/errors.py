@@ -97,7 +97,7 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
 def _methods(request: Request) -> list[str]:
     """What the path takes. Starlette knows of one route only, and a path may have one a method."""
     found: set[str] = set()
-    for route in request.app.state.routes:
+    for route in getattr(request.app.state, "routes", ()):
         if route.matches(request.scope)[0] is not Match.NONE:
             found |= getattr(route, "methods", None) or set()
     return sorted(found)
