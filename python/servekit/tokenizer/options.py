@@ -37,6 +37,18 @@ TokenId = Annotated[int, Meta(ge=0, le=2**32 - 1)]
 TokenIdText = Annotated[str, Meta(pattern="^[0-9]{1,10}$")]
 StopString = Annotated[str, Meta(max_length=4096)]
 
+# Ranges that the routes share, whatever they call the fields.
+Temperature = Annotated[float, Meta(ge=0)]
+TopP = Annotated[float, Meta(gt=0, le=1)]
+TopK = Annotated[int, Meta(ge=-1)]
+MinP = Annotated[float, Meta(ge=0, le=1)]
+Penalty = Annotated[float, Meta(ge=-2, le=2)]
+RepetitionPenalty = Annotated[float, Meta(gt=0, le=MAX_REPETITION_PENALTY)]
+LogitBias = dict[TokenIdText, Annotated[float, Meta(ge=-100, le=100)]]
+Choices = Annotated[int, Meta(ge=1, le=MAX_N)]
+Stops = StopString | Annotated[list[StopString], Meta(max_length=MAX_STOPS)]
+StopTokenIds = Annotated[list[TokenId], Meta(max_length=MAX_STOPS)]
+
 
 class StreamOptions(msgspec.Struct, kw_only=True):
     """`include_usage` asks for a last chunk with the usage, `continuous_usage_stats` for the usage in every chunk."""
@@ -107,18 +119,18 @@ class GenerationOptions(Unbuilt, kw_only=True):
     model: str | None = None
     max_tokens: NaturalInt | None = None
     min_tokens: NaturalInt | None = None
-    temperature: Annotated[float, Meta(ge=0)] | None = None
-    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Meta(ge=-1)] | None = None
-    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
-    presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
-    frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
-    repetition_penalty: Annotated[float, Meta(gt=0, le=MAX_REPETITION_PENALTY)] | None = None
-    logit_bias: dict[TokenIdText, Annotated[float, Meta(ge=-100, le=100)]] | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    top_k: TopK | None = None
+    min_p: MinP | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: RepetitionPenalty | None = None
+    logit_bias: LogitBias | None = None
     seed: int | None = None
-    n: Annotated[int, Meta(ge=1, le=MAX_N)] | None = None
-    stop: StopString | Annotated[list[StopString], Meta(max_length=MAX_STOPS)] | None = None
-    stop_token_ids: Annotated[list[TokenId], Meta(max_length=MAX_STOPS)] | None = None
+    n: Choices | None = None
+    stop: Stops | None = None
+    stop_token_ids: StopTokenIds | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None

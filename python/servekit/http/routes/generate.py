@@ -41,18 +41,18 @@ class SamplingOptions(opt.Unbuilt, kw_only=True):
 
     max_new_tokens: opt.NaturalInt | UnsetType | None = UNSET
     min_new_tokens: opt.NaturalInt | None = None
-    temperature: Annotated[float, Meta(ge=0)] | None = None
-    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Meta(ge=-1)] | None = None
-    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
-    presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
-    frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
-    repetition_penalty: Annotated[float, Meta(gt=0, le=opt.MAX_REPETITION_PENALTY)] | None = None
-    logit_bias: dict[opt.TokenIdText, Annotated[float, Meta(ge=-100, le=100)]] | None = None
+    temperature: opt.Temperature | None = None
+    top_p: opt.TopP | None = None
+    top_k: opt.TopK | None = None
+    min_p: opt.MinP | None = None
+    presence_penalty: opt.Penalty | None = None
+    frequency_penalty: opt.Penalty | None = None
+    repetition_penalty: opt.RepetitionPenalty | None = None
+    logit_bias: opt.LogitBias | None = None
     sampling_seed: int | None = None
-    n: Annotated[int, Meta(ge=1, le=opt.MAX_N)] | None = None
-    stop: opt.StopString | Annotated[list[opt.StopString], Meta(max_length=opt.MAX_STOPS)] | None = None
-    stop_token_ids: Annotated[list[opt.TokenId], Meta(max_length=opt.MAX_STOPS)] | None = None
+    n: opt.Choices | None = None
+    stop: opt.Stops | None = None
+    stop_token_ids: opt.StopTokenIds | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
     no_stop_trim: bool | None = None
