@@ -1,14 +1,13 @@
 //! A part of the running requests, and what becomes of their rows.
 
+use std::collections::HashSet;
 use std::collections::hash_map::Entry;
-use std::collections::{HashMap, HashSet};
-use std::hash::{BuildHasherDefault, Hasher};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use crate::split::{Places, split_rows_by_worker};
 use crate::wire::columns::batch_token_id as columns;
-use crate::wire::{Kind, Rid, Route, ScannedBatch, TextOptions};
+use crate::wire::{Kind, Rid, RidMap, Route, SPREAD, ScannedBatch, TextOptions};
 
 use super::carried::Layout;
 use super::output::{Body, Reason, Rows, ShardOutput, WorkerFrame};
@@ -61,36 +60,11 @@ pub struct Shard {
     shards: usize,
     vocabulary: Option<Arc<Vocabulary>>,
     layout: Layout,
-    requests: HashMap<u64, State, BuildHasherDefault<RidHasher>>,
+    requests: RidMap<u64, State>,
     counts: Counts,
     /// Rows for the workers of the step at hand; kept for their buffers.
     rows: Vec<Rows>,
 }
-
-/// Spreads request ids, which count upwards. A keyed hash would cost more than the rest of a look-up, and guards against
-/// nothing here: ids are minted by the server's own workers.
-#[derive(Default)]
-struct RidHasher(u64);
-
-impl Hasher for RidHasher {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-
-    fn write(&mut self, bytes: &[u8]) {
-        bytes.iter().for_each(|byte| self.write_u64(self.0.rotate_left(8) ^ u64::from(*byte)));
-    }
-
-    #[inline]
-    fn write_u64(&mut self, rid: u64) {
-        let spread = rid.wrapping_mul(SPREAD);
-        // The map reads the bits at both ends; those at the upper one are spread best.
-        self.0 = spread ^ (spread >> 32);
-    }
-}
-
-/// 2^64 by the golden ratio: Fibonacci hashing sends ids that follow each other far apart.
-const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
 
 impl Shard {
     /// Shard `index` of `shards`; without a vocabulary it passes ids only.
@@ -100,7 +74,7 @@ impl Shard {
             shards,
             vocabulary,
             layout: Layout::new(),
-            requests: HashMap::default(),
+            requests: RidMap::default(),
             counts: Counts::default(),
             rows: Vec::new(),
         }

@@ -1,12 +1,10 @@
 //! The live streams of one worker.
 
-use std::collections::HashMap;
-
 use super::Template;
 use crate::split::take_rows;
 use crate::wire::columns::batch_str::{COMPLETION_TOKENS, DP_RANKS, OUTPUT_STRS};
 use crate::wire::msgpack::{Broken, Cursor};
-use crate::wire::{ScannedBatch, WireError};
+use crate::wire::{RidMap, ScannedBatch, WireError};
 
 struct Stream<S> {
     template: Template,
@@ -52,14 +50,14 @@ pub struct Tally {
 
 /// Streams whose rows need nothing but their text in a template, by request id. `S` is where a stream's bytes go.
 pub struct TextStreams<S> {
-    streams: HashMap<u64, Stream<S>>,
+    streams: RidMap<u64, Stream<S>>,
     scratch: Vec<u8>,
     event: Vec<u8>,
 }
 
 impl<S> Default for TextStreams<S> {
     fn default() -> Self {
-        Self { streams: HashMap::new(), scratch: Vec::new(), event: Vec::new() }
+        Self { streams: RidMap::default(), scratch: Vec::new(), event: Vec::new() }
     }
 }
 

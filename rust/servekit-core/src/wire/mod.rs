@@ -20,6 +20,7 @@ pub use ext::{Ext, Group, Load, TextOptions};
 pub(crate) use lists::{Lists, Places};
 pub(crate) use pack::Pack;
 pub use rid::{Rid, Route};
+pub(crate) use rid::{RidMap, SPREAD};
 pub(crate) use scan::{Cells, Tensor};
 pub use scan::{FinishType, ScannedBatch};
 /// Bytes of a frame that several threads hold at once.

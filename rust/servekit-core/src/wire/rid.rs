@@ -1,9 +1,16 @@
 //! Request ids and the routes in them.
 
+use std::collections::HashMap;
 use std::fmt;
+use std::hash::{BuildHasherDefault, Hasher};
 
 const EPOCH_BITS: u32 = 12;
 const COUNTER_BITS: u32 = 40;
+/// 2^64 by the golden ratio: Fibonacci hashing sends ids that follow each other far apart.
+pub(crate) const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
+
+/// A map by request id.
+pub(crate) type RidMap<K, V> = HashMap<K, V, BuildHasherDefault<RidHasher>>;
 
 /// A request id: 12 bits worker, 12 bits worker epoch, 40 bits counter. The id is the return address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -42,6 +49,28 @@ impl From<u64> for Rid {
 impl From<Rid> for u64 {
     fn from(rid: Rid) -> Self {
         rid.0
+    }
+}
+
+/// Spreads request ids, which count upwards. A keyed hash would cost more than the rest of a look-up, and guards against
+/// nothing here: ids are minted by the server's own workers.
+#[derive(Default)]
+pub(crate) struct RidHasher(u64);
+
+impl Hasher for RidHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|byte| self.write_u64(self.0.rotate_left(8) ^ u64::from(*byte)));
+    }
+
+    #[inline]
+    fn write_u64(&mut self, rid: u64) {
+        let spread = rid.wrapping_mul(SPREAD);
+        // The map reads the bits at both ends; those at the upper one are spread best.
+        self.0 = spread ^ (spread >> 32);
     }
 }
 

@@ -20,7 +20,7 @@ use super::link::Link;
 use crate::dispatch::{DpBudget, LoadBalanceMethod};
 use crate::log::Level;
 use crate::stats::Counters;
-use crate::wire::{Load, Rid, Route};
+use crate::wire::{Load, Rid, RidMap, Route};
 use kept::{Keeper, Kept};
 
 /// Settings that hold for the life of a router.
@@ -88,7 +88,7 @@ pub struct Core<F> {
     ranks: Vec<RankView>,
     rank_links: Vec<Link>,
     worker_links: Vec<Link>,
-    table: HashMap<Rid, Place<F>>,
+    table: RidMap<Rid, Place<F>>,
     /// How many of them are of each worker.
     per_worker: Vec<usize>,
     /// Bootstrap rooms of the requests in the table.
@@ -136,7 +136,7 @@ impl<F: Share> Core<F> {
             ranks: config.rank_epochs.iter().map(view).collect(),
             rank_links: config.rank_epochs.iter().copied().map(Link::new).collect(),
             worker_links: config.worker_epochs.iter().copied().map(Link::new).collect(),
-            table: HashMap::new(),
+            table: RidMap::default(),
             per_worker: vec![0; config.worker_epochs.len()],
             rooms: HashMap::new(),
             waiting: VecDeque::new(),
