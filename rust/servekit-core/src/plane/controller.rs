@@ -15,6 +15,7 @@ use super::ranks::RankSockets;
 use super::report::{Report, ThreadError, spawn};
 use super::router::{RETRY, TURN, bind_pull, receive};
 use crate::dispatch::{DispatchError, DpBudget, LoadBalanceMethod, Prompt, Report as LoadReport};
+use crate::router::Share;
 use crate::router::frames::{self, Frames, NIL};
 use crate::wire::{Envelope, Ext, Kind, Rid, SCHEMA, Section};
 
@@ -243,7 +244,7 @@ impl Dispatcher {
         count(&mut self.shared.counts.lock());
     }
 
-    fn take_request(&mut self, frames: Frames) -> Result<(), ThreadError> {
+    fn take_request(&mut self, mut frames: Frames) -> Result<(), ThreadError> {
         let Some(envelope) = whole(&frames) else {
             self.count(|counts| counts.malformed += 1);
             return Ok(());
@@ -266,9 +267,7 @@ impl Dispatcher {
                     self.with_budget(|budget, _| budget.forget_prefixes());
                 }
                 for rank in 0..self.lives.len() {
-                    let mut parts = frames.iter().map(|part| part.to_vec());
-                    let head = parts.next().unwrap_or_default();
-                    self.ranks.message(rank, head, parts.map(Message::from).collect(), self.lives[rank])?;
+                    self.ranks.message(rank, frames.share(), self.lives[rank])?;
                 }
                 Ok(())
             }
@@ -338,7 +337,8 @@ impl Dispatcher {
                     self.lives[rank] = epoch;
                     self.with_budget(|budget, _| budget.reset(rank));
                     self.ranks.restart(rank);
-                    self.ranks.message(rank, self.hello.clone(), vec![Message::copy_of(&NIL)], epoch)?;
+                    let hello = vec![Message::copy_of(&self.hello), Message::copy_of(&NIL)];
+                    self.ranks.message(rank, hello, epoch)?;
                 }
                 return Ok(());
             }

@@ -60,17 +60,12 @@ impl RankSockets {
     }
 
     /// Sends a message of another kind.
-    pub(super) fn message(
-        &mut self,
-        rank: usize,
-        mut envelope: Vec<u8>,
-        rest: Frames,
-        receiver_epoch: u32,
-    ) -> Result<(), Error> {
+    pub(super) fn message(&mut self, rank: usize, mut frames: Frames, receiver_epoch: u32) -> Result<(), Error> {
         let Some(known) = self.ranks.get_mut(rank) else { return Ok(()) };
+        let Some(envelope) = frames.first_mut().map(Message::make_mut) else { return Ok(()) };
         known.seq += 1;
-        patch_link(&mut envelope, self.epoch, receiver_epoch, known.seq);
-        known.send(std::iter::once(Message::from(envelope)).chain(rest).collect())
+        patch_link(envelope, self.epoch, receiver_epoch, known.seq);
+        known.send(frames)
     }
 
     /// Starts a rank's link anew: what waited for its last life is dropped, and the next frame is number 1.

@@ -15,7 +15,7 @@ use crate::detok::shard_of;
 use crate::fanout::{FanoutTask, PeerCounters};
 use crate::log::{Level, LogSink};
 use crate::router::frames::{self, Frames, FromRank, NIL, NoRows};
-use crate::router::{Action, Core, Event, Rows};
+use crate::router::{Action, Core, Event, Rows, Share};
 use crate::state_page::{StatePage, monotonic_ns};
 use crate::wire::{Rid, Route, ScannedBatch};
 
@@ -233,18 +233,15 @@ impl Router {
                 }
             }
             Action::Abort { rid, rank, receiver_epoch } => {
-                let body = vec![Message::from(frames::abort_body(rid))];
-                self.ranks.message(rank, frames::abort(epoch, rid), body, receiver_epoch)?;
+                let frames = vec![Message::from(frames::abort(epoch, rid)), Message::from(frames::abort_body(rid))];
+                self.ranks.message(rank, frames, receiver_epoch)?;
             }
-            Action::Control { ranks, workers, frame } => {
+            Action::Control { ranks, workers, mut frame } => {
                 for (rank, receiver_epoch) in ranks {
-                    let mut parts = frame.iter().map(|part| part.to_vec());
-                    let envelope = parts.next().unwrap_or_default();
-                    self.ranks.message(rank, envelope, parts.map(Message::from).collect(), receiver_epoch)?;
+                    self.ranks.message(rank, frame.share(), receiver_epoch)?;
                 }
                 for route in workers {
-                    let frames = frame.iter().map(|part| Message::copy_of(part)).collect();
-                    self.to_fanout(FanoutTask::Single { route, frames });
+                    self.to_fanout(FanoutTask::Single { route, frames: frame.share() });
                 }
             }
             Action::SetLogLevel(level) => self.log.set_level(level),
@@ -266,8 +263,8 @@ impl Router {
             }
             Action::HelloRank { rank, receiver_epoch } => {
                 self.ranks.restart(rank);
-                let body = vec![Message::copy_of(&NIL)];
-                self.ranks.message(rank, self.hello.clone(), body, receiver_epoch)?;
+                let frames = vec![Message::copy_of(&self.hello), Message::copy_of(&NIL)];
+                self.ranks.message(rank, frames, receiver_epoch)?;
             }
             Action::Acknowledge { route, number } => self.to_fanout(FanoutTask::Acknowledge { route, number }),
             Action::HelloWorker { worker, receiver_epoch } => {
