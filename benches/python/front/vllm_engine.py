@@ -1,6 +1,6 @@
 """An engine without a model for `vllm-rs`: one token per step for every running request, as servekit's mock rank does.
 
-    STEP_MS=20 python benches/python/http/vllm_engine.py tcp://127.0.0.1:5550
+    STEP_MS=20 python benches/python/front/vllm_engine.py tcp://127.0.0.1:5550
 
 It speaks what vLLM 0.33 calls the engine core's protocol: a handshake on the given address, then requests on DEALER
 sockets and one message of outputs a step on PUSH sockets.

@@ -1,7 +1,7 @@
 """`make bench-engine`: the torch engine on the demo model, the whole server through HTTP, beside what else does that.
 
-    python benches/python/engine/bench.py [--out benches/engine.json] [--runs 3] [--only NAME ...] [--peers VENV]
-                                          [-- FLAGS OF servekit-serve]
+    python benches/python/whole_engine.py [--out benches/engine.json] [--runs 3] [--only NAME ...] [--peers VENV]
+                                             [-- FLAGS OF servekit-serve]
 
 Prompts are random tokens, new ones for each run, so that no cache knows them; outputs are greedy and have their full
 length. Client and server share the cores that this process may use: give it a machine that does nothing else.
@@ -22,7 +22,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import random
 import statistics
 import subprocess
@@ -33,12 +32,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jobs import Target, batch, decode, first_token, gap_ratio
-from overhead import step_overhead_ms
+from engine.jobs import Target, batch, decode, first_token, gap_ratio
+from engine.overhead import step_overhead_ms
+from engine.servers import HERE, llama, servekit
+from provenance import ROOT, about, cores, warn_of_load
 from servekit.config.model_source import demo_model
-from servers import HERE, cores, llama, servekit
-
-ROOT = HERE.parents[2]
 
 
 @dataclass(frozen=True)
@@ -114,19 +112,6 @@ def entry(name: str, unit: str, more: bool, values: list[float], peers: dict[str
     return {"name": name, "unit": unit, "value": value, **bounds, "baseline": baseline, "ratio": ratio, "peers": peers}
 
 
-def about() -> dict[str, str]:
-    """What was measured where; `+` stands for changes that are not committed."""
-    cpu = platform.machine()
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            cpu = line.partition(":")[2].strip()
-            break
-    git = ["git", "describe", "--always", "--dirty=+", "--exclude=*"]
-    done = subprocess.run(git, cwd=ROOT, capture_output=True, text=True)
-    system = f"{platform.system()} {platform.release()}"
-    return {"machine": f"{cores()} cores of {cpu}, {system}", "commit": done.stdout.strip() or "unknown"}
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=ROOT / "benches" / "engine.json")
@@ -136,8 +121,7 @@ def main() -> None:
     own = sys.argv[1:]
     flags = own[own.index("--") + 1 :] if "--" in own else []
     args = parser.parse_args(own[: own.index("--")] if "--" in own else own)
-    if (load := os.getloadavg()[0]) > 0.5:
-        print(f"The load is {load:.1f}: other programs take part of the cores, and the figures will show it.")
+    warn_of_load()
     names = [name for name in FIGURES if not args.only or name in args.only]
     peers: dict[str, dict[str, float]] = {}
     with tempfile.TemporaryDirectory(prefix="servekit-bench-") as folder:

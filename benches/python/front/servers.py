@@ -6,18 +6,15 @@ import contextlib
 import json
 import os
 import shutil
-import socket
-import subprocess
 import sys
 import tempfile
-import time
-import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
+from programs import free_port, running, wait_ready
 
 HERE = Path(__file__).parent
 START_S = 120
@@ -39,39 +36,6 @@ class Server:
     workers: list[psutil.Process] = field(default_factory=list)
 
 
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
-
-
-def wait_ready(port: int, path: str, process: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + START_S
-    while time.monotonic() < deadline:
-        with contextlib.suppress(urllib.error.URLError, OSError):
-            if urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=2).status == 200:
-                return
-        if process.poll() is not None:
-            break
-        time.sleep(0.05)
-    raise SystemExit(f"{process.args} did not get ready:\n{log.read_text(errors='replace')[-2000:]}")
-
-
-@contextlib.contextmanager
-def running(command: list[str], log: Path, **env: str) -> Iterator[subprocess.Popen[bytes]]:
-    with log.open("wb") as out:
-        process = subprocess.Popen(command, stdout=out, stderr=out, env={**os.environ, **env})
-    try:
-        yield process
-    finally:
-        process.terminate()
-        try:
-            process.wait(10)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
 @contextlib.contextmanager
 def servekit(step_ms: float, workers: int, flags: list[str]) -> Iterator[Server]:
     """servekit with its mock engine."""
@@ -79,7 +43,7 @@ def servekit(step_ms: float, workers: int, flags: list[str]) -> Iterator[Server]
     command = [sys.executable, "-m", "servekit.cli.serve", "--engine", "mock", "--mock-step-ms", f"{step_ms:g}"]
     command += ["--port", str(port), "--tokenizer-workers", str(workers), *flags]
     with tempfile.TemporaryDirectory() as folder, running(command, Path(folder) / "log") as process:
-        wait_ready(port, "/ready", process, Path(folder) / "log")
+        wait_ready(process, port, "/ready", Path(folder) / "log", START_S)
         models = json.load(urllib.request.urlopen(f"http://127.0.0.1:{port}/v1/models", timeout=10))
         main = psutil.Process(process.pid)
         every = {each: " ".join(each.cmdline()) for each in (main, *main.children(recursive=True))}
@@ -109,6 +73,6 @@ def vllm_rs(step_ms: float, binary: Path, model: Path) -> Iterator[Server]:
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log"
         with running(command, log) as process, running(engine, Path(folder) / "engine", STEP_MS=f"{step_ms:g}"):
-            wait_ready(port, "/health", process, log)
+            wait_ready(process, port, "/health", log, START_S)
             peer = psutil.Process(process.pid)
             yield Server("vllm-rs", port, str(model), [peer], [peer])

