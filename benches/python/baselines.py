@@ -118,14 +118,21 @@ def _forward(ranks: int, ids: int, report: int, program: Path) -> float:
     requests = 10_000
     with _folder() as folder, zmq.Context() as context, ExitStack() as stack:
         ingress, egress, to_ranks = _bind(stack, context, folder, ranks)
-        receiver = stack.enter_context(_peer(program, "receiver", folder, ranks, requests, report))
+        greeting = [encode_envelope(Envelope(Kind.HELLO, sender_epoch=EPOCH, seq=1)), b"\xc0"]
+
+        def greet() -> None:
+            # Each waits for its rank to connect.
+            for socket in to_ranks:
+                socket.send_multipart(greeting)
+
+        receiver = stack.enter_context(_peer(program, "receiver", folder, ranks, requests, report, meanwhile=greet))
         stack.enter_context(_peer(program, "sender", folder, requests, ids))
         budget = DPBudget(ranks)
         in_flight: dict[int, tuple[int, list[bytes]]] = {}
         poller = zmq.Poller()
         poller.register(ingress, zmq.POLLIN)
         poller.register(egress, zmq.POLLIN)
-        seqs = [0] * ranks
+        seqs = [1] * ranks
         while len(in_flight) < requests:
             for socket, _ in poller.poll(10_000):
                 frames = socket.recv_multipart()
@@ -205,13 +212,20 @@ def _folder() -> Iterator[Path]:
 
 
 @contextmanager
-def _peer(program: Path, role: str, folder: Path, *numbers: int) -> Iterator[Callable[[], str]]:
-    """A process of the Rust bench in a role; what is yielded reads the next line that it says."""
+def _peer(
+    program: Path, role: str, folder: Path, *numbers: int, meanwhile: Callable[[], None] = lambda: None
+) -> Iterator[Callable[[], str]]:
+    """A process of the Rust bench in a role; what is yielded reads the next line that it says.
+
+    Args:
+        meanwhile: what it needs before it is ready.
+    """
     command = [program, "--peer", role, folder, *map(str, numbers)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         said = process.stdout
         try:
+            meanwhile()
             if said.readline().strip() != "ready":
                 raise RuntimeError(f"{role} did not start")
             yield lambda: said.readline().strip()
