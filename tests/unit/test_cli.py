@@ -37,6 +37,8 @@ def needs(field: str, folder: Path) -> tuple[str | None, list[str]]:
     file.write_text("{}")
     path = str(file)
     others = {"mock_script": ["--engine", "mock"], "ssl_cert_reqs": ["--ssl-ca-certs", path]}.get(field, [])
+    if field in ("attention_context_parallel_size", "expert_parallel_size", "moe_data_parallel_size", "nnodes"):
+        others = ["--tensor-parallel-size", "2"]
     if field.startswith("ssl_") and field != "ssl_certfile":
         others += ["--ssl-certfile", path]
     takes_file = field in ("mock_script", "ssl_certfile", "ssl_keyfile", "ssl_ca_certs", "api_key_file")

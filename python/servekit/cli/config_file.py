@@ -27,7 +27,7 @@ def read_config_file(path: Path, command: click.Command) -> dict[str, Any]:
     for key, value in _read(path).items():
         spelling = str(key).replace("_", "-")
         name = names.get(spelling)
-        if name is None or name == "config":
+        if name is None or name in ("config", "show_ranks"):
             raise click.UsageError(f"--config {path}: {unknown_flag(spelling, sorted(names))}")
         if name in values:
             raise click.UsageError(f"--config {path}: {spelling} is set twice, by two spellings")

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-MODEL, SERVING, BALANCE, ENGINE, MOCK, LOGS, OTHER = (
+MODEL, SERVING, BALANCE, RANKS, ENGINE, MOCK, LOGS, OTHER = (
     "Model",
     "HTTP",
-    "Processes and ranks",
+    "Processes and balance",
+    "Ranks",
     "Engine",
     "Mock engine",
     "Logs",
     "Other",
 )
-GROUPS = (MODEL, SERVING, BALANCE, ENGINE, MOCK, LOGS, OTHER)
+GROUPS = (MODEL, SERVING, BALANCE, RANKS, ENGINE, MOCK, LOGS, OTHER)
 """In the order of the help."""
 
 
@@ -86,13 +87,6 @@ FLAGS = (
     ),
     Flag("detokenizer_workers", BALANCE, "Detokenizer threads.", ("--detokenizer-worker-num",), "N"),
     Flag(
-        "data_parallel_size",
-        BALANCE,
-        "Ranks: schedulers, each with a copy of the model.",
-        ("--dp", "--dp-size", "-dp"),
-        "N",
-    ),
-    Flag(
         "load_balance_method",
         BALANCE,
         "auto, round_robin, total_requests, total_tokens, cache_aware or follow_bootstrap_room.",
@@ -111,6 +105,52 @@ FLAGS = (
     ),
     Flag("max_queued_tokens", BALANCE, "Most prompt tokens that wait; more get 503.", (), "TOKENS", "any number"),
     Flag("resume_memory", BALANCE, "Memory for requests that could be sent to another rank.", (), "SIZE"),
+    Flag(
+        "tensor_parallel_size",
+        RANKS,
+        "Ranks that share each layer.",
+        ("--tp", "--tp-size", "-tp"),
+        "T",
+    ),
+    Flag(
+        "pipeline_parallel_size",
+        RANKS,
+        "Stages of layers, each on ranks of its own.",
+        ("--pp", "--pp-size", "-pp"),
+        "P",
+    ),
+    Flag(
+        "data_parallel_size",
+        RANKS,
+        "Replicas, each with a copy of the model; with DP attention, parts of the tensor group.",
+        ("--dp", "--dp-size", "-dp"),
+        "R",
+    ),
+    Flag("enable_dp_attention", RANKS, "Data parallelism inside the tensor group, of attention alone."),
+    Flag(
+        "attention_context_parallel_size",
+        RANKS,
+        "Ranks that share the tokens of a prompt's attention.",
+        ("--attn-cp-size",),
+        "C",
+    ),
+    Flag(
+        "expert_parallel_size",
+        RANKS,
+        "Parts of the tensor group among which experts are split.",
+        ("--ep", "--ep-size"),
+        "E",
+    ),
+    Flag(
+        "moe_data_parallel_size",
+        RANKS,
+        "Parts of the tensor group with all experts each.",
+        ("--moe-dp-size",),
+        "M",
+    ),
+    Flag("nnodes", RANKS, "Machines, each with an equal part of the ranks.", (), "N"),
+    Flag("base_gpu_id", RANKS, "First device of each machine.", (), "ID"),
+    Flag("gpu_id_step", RANKS, "How far it is from a rank's device to the next one's.", (), "N"),
     Flag("engine", ENGINE, "torch, mock, or an engine that another package brings.", (), "NAME"),
     Flag("device", ENGINE, "Where the torch engine computes."),
     Flag(
@@ -155,6 +195,7 @@ Examples:
   servekit-serve ./my-model --port 9000            a folder with safetensors
   servekit-serve model.gguf --max-model-len 4096   a GGUF file, with a shorter context
   servekit-serve ORG/NAME --revision main          a model of the Hugging Face hub
+  servekit-serve --tensor-parallel-size 4 --show-ranks   who would be what, without starting anything
   servekit-serve MODEL --tokenizer-workers 2 --detokenizer-workers 2 --data-parallel-size 2
   servekit-serve --engine mock --mock-step-ms 10   no weights: canned tokens, for tests of what is around
 

@@ -11,14 +11,17 @@ from typing import Any, get_args, get_type_hints
 import click
 
 from servekit.cli.config_file import read_config_file
-from servekit.cli.flags import FLAGS, MODEL_FLAGS, OTHER, Flag
+from servekit.cli.flags import FLAGS, MODEL_FLAGS, OTHER, RANKS, Flag
 from servekit.cli.flags import MODEL as MODEL_GROUP
 from servekit.cli.options import Command, Option, Size, Texts, one_line
+from servekit.cli.show_ranks import FORMS, show_ranks
 from servekit.config.secrets import take_secrets
 from servekit.config.server_args import CHOICES, ConfigError, ServerArgs, flag_of
+from servekit.runtime.ranks import Sizes, make_ranks
 
 PROGRAM = "servekit-serve"
 ENV_PREFIX = "SERVEKIT"
+SHOW_RANKS = "--show-ranks"
 USAGE, INTERRUPTED = 2, 130
 
 
@@ -27,11 +30,13 @@ def parse(arguments: Sequence[str]) -> ServerArgs:
 
     Raises:
         click.ClickException: a flag is unknown or its value wrong.
-        click.exceptions.Exit: `--help` or `--version` was asked for and answered.
+        click.exceptions.Exit: `--help`, `--version` or `--show-ranks` was asked for and answered.
         ConfigError: values that can't be, by themselves or together.
     """
     command = make_command()
-    with command.make_context(PROGRAM, list(arguments), auto_envvar_prefix=ENV_PREFIX) as ctx:
+    # Alone it takes no value, not even the model behind it.
+    spelled = [f"{each}={FORMS[0]}" if each == SHOW_RANKS else each for each in arguments]
+    with command.make_context(PROGRAM, spelled, auto_envvar_prefix=ENV_PREFIX) as ctx:
         values = {name: value for name, value in ctx.params.items() if name not in ("config", "positional_model")}
         positional = ctx.params["positional_model"]
     if positional is not None:
@@ -39,11 +44,29 @@ def parse(arguments: Sequence[str]) -> ServerArgs:
         if explicit and values["model"] != positional:
             raise click.UsageError(f"the model is named twice: {positional!r} and --model {values['model']!r}")
         values["model"] = positional
+    form = values.pop("show_ranks")
+    _spread_out(ctx, values)
     args = ServerArgs(**values)
     args.validate()
+    ranks = make_ranks(Sizes.of(args))
+    if form is not None:
+        click.echo(show_ranks(ranks, form))
+        raise click.exceptions.Exit
     # Only to see that they are fit; who serves takes them again.
     take_secrets(args)
     return args
+
+
+def _spread_out(ctx: click.Context, values: dict[str, Any]) -> None:
+    """Neighbours' flags that stand for several of ours, put in their place."""
+    attn_dp, all_experts = values.pop("attn_dp_size"), values.pop("enable_expert_parallel")
+    if attn_dp is not None:
+        given = ctx.get_parameter_source("data_parallel_size") is not click.core.ParameterSource.DEFAULT
+        if given and values["data_parallel_size"] != attn_dp:
+            raise click.UsageError(f"--attn-dp-size {attn_dp} and --data-parallel-size must be the same")
+        values |= {"data_parallel_size": attn_dp, "enable_dp_attention": True}
+    if all_experts:
+        values["expert_parallel_size"] = max(values["tensor_parallel_size"] // values["moe_data_parallel_size"], 1)
 
 
 def make_command() -> click.Command:
@@ -52,6 +75,16 @@ def make_command() -> click.Command:
         click.Argument(["positional_model"], required=False, metavar="[MODEL]"),
         Option([MODEL_FLAGS[0], "model"], aliases=MODEL_FLAGS[1:], group=MODEL_GROUP, hidden=True),
         *map(_option, FLAGS),
+        Option(["--attn-dp-size"], group=RANKS, type=int, hidden=True),
+        Option(["--enable-expert-parallel"], group=RANKS, is_flag=True, hidden=True),
+        Option(
+            [SHOW_RANKS],
+            group=RANKS,
+            type=click.Choice(FORMS),
+            allow_from_autoenv=False,
+            metavar="",
+            help="Print who would be what on all nodes, and exit; =json for programs.",
+        ),
         Option(
             ["--config"],
             group=OTHER,

@@ -51,7 +51,16 @@ class ServerArgs(msgspec.Struct, kw_only=True, frozen=True):
         allowed_origins: of web pages whose scripts may ask; "*" is all of them.
         tokenizer_workers: HTTP worker processes, 1 to 4095.
         detokenizer_workers: detokenizer threads of the control process, 1 to 62.
-        data_parallel_size: ranks, 1 to 1024.
+        tensor_parallel_size: ranks that share each layer, 1 to 1024.
+        pipeline_parallel_size: stages of layers behind each other, 1 to 1024.
+        data_parallel_size: data-parallel ranks, 1 to 1024: replicas of the whole, or with `enable_dp_attention`
+            parts of the tensor group.
+        enable_dp_attention: attention and its pages are split by sequences inside the tensor group.
+        attention_context_parallel_size: ranks that share the tokens of a long prompt's attention.
+        expert_parallel_size: parts of the tensor group among which the experts of a mixture are split.
+        moe_data_parallel_size: parts of the tensor group with all experts each.
+        nnodes: machines, each with an equal part of the ranks.
+        base_gpu_id, gpu_id_step: first device of each machine, and how far it is to the next.
         load_balance_method: how a request finds its rank.
         rank_wait_timeout: seconds that a request waits for a rank to become active.
         max_model_len: context in tokens, prompt and output together; None is the model's own.
@@ -103,7 +112,16 @@ class ServerArgs(msgspec.Struct, kw_only=True, frozen=True):
     allowed_origins: tuple[str, ...] = ()
     tokenizer_workers: int = 1
     detokenizer_workers: int = 1
+    tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
     data_parallel_size: int = 1
+    enable_dp_attention: bool = False
+    attention_context_parallel_size: int = 1
+    expert_parallel_size: int = 1
+    moe_data_parallel_size: int = 1
+    nnodes: int = 1
+    base_gpu_id: int = 0
+    gpu_id_step: int = 1
     load_balance_method: str = "auto"
     rank_wait_timeout: float = 30.0
     max_model_len: int | None = None
@@ -190,7 +208,15 @@ _RANGES: dict[str, tuple[float, float]] = {
     "ssl_cert_reqs": (0, 2),
     "tokenizer_workers": (1, MAX_WORKERS),
     "detokenizer_workers": (1, MAX_DETOKENIZERS),
+    "tensor_parallel_size": (1, MAX_RANKS),
+    "pipeline_parallel_size": (1, MAX_RANKS),
     "data_parallel_size": (1, MAX_RANKS),
+    "attention_context_parallel_size": (1, MAX_RANKS),
+    "expert_parallel_size": (1, MAX_RANKS),
+    "moe_data_parallel_size": (1, MAX_RANKS),
+    "nnodes": (1, MAX_RANKS),
+    "base_gpu_id": (0, MAX_RANKS),
+    "gpu_id_step": (1, MAX_RANKS),
     "rank_wait_timeout": (0, 86400),
     "max_model_len": (2, 1 << 24),
     "max_total_tokens": (1, 1 << 40),

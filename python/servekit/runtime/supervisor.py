@@ -25,6 +25,7 @@ from servekit.runtime.child import Boot
 from servekit.runtime.descriptors import raise_descriptor_limit
 from servekit.runtime.launcher import CONTROL, HTTP, SCHEDULER, Child, DeathPipe
 from servekit.runtime.listen import ListenError, UnixListener, listen
+from servekit.runtime.ranks import Sizes
 from servekit.runtime.run_dir import RunDir, RunDirError, create_run_dir
 from servekit.runtime.shared_memory import (
     SegmentError,
@@ -193,6 +194,7 @@ def serve(args: ServerArgs) -> int:
     logs.configure("servekit::main", 1, args.log_level, args.log_format)
     began = time.monotonic()
     try:
+        _check_built(Sizes.of(args))
         args, secrets = take_secrets(args)
         check_tls(args, secrets)
         raise_descriptor_limit()
@@ -213,6 +215,19 @@ def serve(args: ServerArgs) -> int:
         if error.errno not in (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM):
             raise
         return _refuse(f"the system does not give what a server needs: {error.strerror}")
+
+
+def _check_built(sizes: Sizes) -> None:
+    """Refuse what can be shown and not yet served.
+
+    Raises:
+        ConfigError: replicas of more than one process, or several nodes.
+    """
+    if sizes.world > 1 or sizes.nodes > 1:
+        raise ConfigError(
+            f"{sizes.world} ranks a replica on {sizes.nodes} nodes can be shown by --show-ranks, and not yet served:"
+            " take --data-parallel-size alone"
+        )
 
 
 def _refuse(why: str) -> int:
