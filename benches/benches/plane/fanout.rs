@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use servekit_benches::{scan, str_step};
-use servekit_core::fanout::{Sent, SocketMapping};
+use servekit_core::fanout::{RETRY, Sent, SocketMapping};
 use servekit_core::router::frames::batch;
 use servekit_core::split::{Part, split_by_worker};
 use servekit_core::wire::Kind;
@@ -26,32 +26,37 @@ pub(crate) fn run(figures: &mut Figures) {
         let folder = Folder::new();
         let _readers: Vec<Peer> = (0..workers).map(|worker| Peer::start("drain", folder.path(), &[worker])).collect();
         let body = Arc::new(str_step(rows, workers));
-        let mapping = SocketMapping::open(Context::new(), folder.path(), EPOCH, "bench");
+        let mapping = SocketMapping::open(folder.path(), EPOCH, "bench");
         let mut mapping = mapping.with_most_unacknowledged(usize::MAX);
-        measure(figures, &format!("fanout_b{rows}_w{workers}"), rows, || split_and_send(&body, &mut mapping));
+        measure(figures, &format!("fanout_b{rows}_w{workers}"), rows, |batches| {
+            (0..batches).for_each(|_| split_and_send(&body, &mut mapping));
+            // As the thread that owns a mapping does: when nothing follows.
+            while !mapping.flush() {
+                std::thread::sleep(RETRY);
+            }
+        });
         let (context, parts) = (Context::new(), split_by_worker(&scan(Kind::BatchStr, &body)));
         let sockets: Vec<Socket> = parts.iter().map(|part| connect(&context, folder.path(), part)).collect();
-        let name = format!("libzmq_alone_b{rows}_w{workers}");
-        measure(figures, &name, rows, || parts.iter().zip(&sockets).for_each(|(part, socket)| send(part, socket)));
+        measure(figures, &format!("libzmq_alone_b{rows}_w{workers}"), rows, |batches| {
+            for _ in 0..batches {
+                parts.iter().zip(&sockets).for_each(|(part, socket)| send(part, socket));
+            }
+        });
     }
 }
 
 /// One step: scanned, split, sent.
 fn split_and_send(body: &Arc<Vec<u8>>, mapping: &mut SocketMapping) {
     for part in split_by_worker(&scan(Kind::BatchStr, body)) {
-        let route = part.route;
-        assert_eq!(mapping.send_output(route, message(&part)).expect("a socket"), Sent::Yes);
+        let envelope = batch(EPOCH, Kind::BatchStr, -1, part.rows);
+        assert_eq!(mapping.send_output(part.route, &[&envelope[..], (*part.body).as_ref()]), Sent::Yes);
     }
 }
 
 /// The same bytes to the same readers, ready-made: what libzmq and the kernel take of it.
 fn send(part: &Part, socket: &Socket) {
-    socket.send(message(part), true).expect("sent");
-}
-
-fn message(part: &Part) -> Vec<Message> {
     let envelope = batch(EPOCH, Kind::BatchStr, -1, part.rows);
-    vec![Message::from(envelope), Message::from_shared(Arc::clone(&part.body))]
+    socket.send(vec![Message::from(envelope), Message::copy_of((*part.body).as_ref())], true).expect("sent");
 }
 
 fn connect(context: &Context, folder: &Path, part: &Part) -> Socket {
@@ -62,8 +67,8 @@ fn connect(context: &Context, folder: &Path, part: &Part) -> Socket {
 }
 
 /// CPU time a request, with batches back to back and with one every 2 ms.
-fn measure(figures: &mut Figures, name: &str, rows: usize, mut work: impl FnMut()) {
-    work();
+fn measure(figures: &mut Figures, name: &str, rows: usize, mut work: impl FnMut(usize)) {
+    work(1);
     std::thread::sleep(Duration::from_millis(100));
     let per_request = |batches: usize, cpu: Duration| cpu.as_secs_f64() * 1e6 / (batches * rows) as f64;
     let samples: Vec<f64> = (0..SAMPLES).map(|_| per_request(BURST * BURSTS, bursts(&mut work))).collect();
@@ -73,22 +78,22 @@ fn measure(figures: &mut Figures, name: &str, rows: usize, mut work: impl FnMut(
 }
 
 /// CPU time of batches back to back.
-fn bursts(work: &mut impl FnMut()) -> Duration {
+fn bursts(work: &mut impl FnMut(usize)) -> Duration {
     let before = cpu_time();
     for _ in 0..BURSTS {
-        (0..BURST).for_each(|_| work());
-        // The I/O thread and the readers work on; waiting costs nothing.
+        work(BURST);
+        // An I/O thread and the readers work on; waiting costs nothing.
         std::thread::sleep(Duration::from_millis(100));
     }
     cpu_time() - before
 }
 
 /// CPU time of one batch every 2 ms.
-fn paced(work: &mut impl FnMut()) -> Duration {
+fn paced(work: &mut impl FnMut(usize)) -> Duration {
     let before = cpu_time();
     let mut due = Instant::now();
     for _ in 0..PACED {
-        work();
+        work(1);
         due += Duration::from_millis(2);
         std::thread::sleep(due.saturating_duration_since(Instant::now()));
     }

@@ -25,10 +25,10 @@ pub(crate) const ZMQ_CURVE_SERVER: c_int = 47;
 pub(crate) const ZMQ_CURVE_PUBLICKEY: c_int = 48;
 pub(crate) const ZMQ_CURVE_SECRETKEY: c_int = 49;
 pub(crate) const ZMQ_CURVE_SERVERKEY: c_int = 50;
-pub(crate) const ZMQ_SHARED: c_int = 3;
 pub(crate) const ZMQ_DONTWAIT: c_int = 1;
 pub(crate) const ZMQ_SNDMORE: c_int = 2;
 pub(crate) const ZMQ_POLLIN: c_short = 1;
+pub(crate) const ZMQ_POLLOUT: c_short = 2;
 
 /// `zmq_msg_t`: 64 opaque bytes, aligned like a pointer.
 #[repr(C, align(8))]
@@ -41,8 +41,6 @@ pub(crate) struct ZmqPollItem {
     pub(crate) events: c_short,
     pub(crate) revents: c_short,
 }
-
-pub(crate) type FreeFn = unsafe extern "C" fn(data: *mut c_void, hint: *mut c_void);
 
 unsafe extern "C" {
     pub(crate) fn zmq_version(major: *mut c_int, minor: *mut c_int, patch: *mut c_int);
@@ -65,17 +63,9 @@ unsafe extern "C" {
 
     pub(crate) fn zmq_msg_init(msg: *mut ZmqMsg) -> c_int;
     pub(crate) fn zmq_msg_init_size(msg: *mut ZmqMsg, size: usize) -> c_int;
-    pub(crate) fn zmq_msg_init_data(
-        msg: *mut ZmqMsg,
-        data: *mut c_void,
-        size: usize,
-        free: FreeFn,
-        hint: *mut c_void,
-    ) -> c_int;
     pub(crate) fn zmq_msg_copy(to: *mut ZmqMsg, from: *mut ZmqMsg) -> c_int;
     pub(crate) fn zmq_msg_data(msg: *mut ZmqMsg) -> *mut c_void;
     pub(crate) fn zmq_msg_size(msg: *const ZmqMsg) -> usize;
-    pub(crate) fn zmq_msg_get(msg: *const ZmqMsg, property: c_int) -> c_int;
     pub(crate) fn zmq_msg_more(msg: *const ZmqMsg) -> c_int;
     pub(crate) fn zmq_msg_close(msg: *mut ZmqMsg) -> c_int;
     pub(crate) fn zmq_msg_send(msg: *mut ZmqMsg, socket: *mut c_void, flags: c_int) -> c_int;

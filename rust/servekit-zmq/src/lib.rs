@@ -7,6 +7,7 @@
 mod error;
 mod ffi;
 mod message;
+mod outlet;
 mod socket;
 
 use std::ffi::CString;
@@ -15,7 +16,8 @@ use std::ffi::CString;
 use libsodium_sys as _;
 
 pub use error::{Error, Result};
-pub use message::{Message, SharedBytes};
+pub use message::Message;
+pub use outlet::Outlet;
 pub use socket::{Context, CurveKeys, Socket, SocketKind, Source, poll, proxy};
 
 /// Whether libzmq was built with a capability, such as `curve` or `ipc`.

@@ -266,25 +266,35 @@ pub enum Source<'a> {
     Socket(&'a Socket),
     /// Any other descriptor.
     Fd(RawFd),
+    /// A descriptor that is to take bytes.
+    Writable(RawFd),
 }
 
-/// Waits until a source is readable or the time is over; `None` waits for ever. One flag a source comes back.
-/// A signal ends the wait early, with nothing readable.
-pub fn poll<const N: usize>(sources: [Source<'_>; N], timeout: Option<Duration>) -> Result<[bool; N]> {
-    let mut items = sources.map(|source| {
-        let (socket, fd) = match source {
-            Source::Socket(socket) => (socket.raw, 0),
-            Source::Fd(fd) => (std::ptr::null_mut(), fd),
+/// Waits until a source is ready or the time is over; `None` waits for ever. One flag a source comes back; `others` end
+/// the wait too, and whoever they are about looks for themselves. A signal ends the wait early, with nothing ready.
+pub fn poll<'a, const N: usize>(
+    sources: [Source<'a>; N],
+    others: impl IntoIterator<Item = Source<'a>>,
+    timeout: Option<Duration>,
+) -> Result<[bool; N]> {
+    let item = |source: Source<'_>| {
+        let (socket, fd, events) = match source {
+            Source::Socket(socket) => (socket.raw, 0, ffi::ZMQ_POLLIN),
+            Source::Fd(fd) => (std::ptr::null_mut(), fd, ffi::ZMQ_POLLIN),
+            Source::Writable(fd) => (std::ptr::null_mut(), fd, ffi::ZMQ_POLLOUT),
         };
-        ffi::ZmqPollItem { socket, fd, events: ffi::ZMQ_POLLIN, revents: 0 }
-    });
+        ffi::ZmqPollItem { socket, fd, events, revents: 0 }
+    };
+    let mut items: Vec<_> = sources.into_iter().chain(others).map(item).collect();
     // Rounded up: waking a fraction of a millisecond early would poll again for nothing.
     let wait = timeout.map_or(-1, |t| c_long::try_from(t.as_nanos().div_ceil(1_000_000)).unwrap_or(c_long::MAX));
-    let n = c_int::try_from(N).unwrap_or(c_int::MAX);
-    // SAFETY: `items` holds N valid items.
+    let n = c_int::try_from(items.len()).unwrap_or(c_int::MAX);
+    // SAFETY: `items` holds `n` valid items.
     match check(unsafe { ffi::zmq_poll(items.as_mut_ptr(), n, wait) }) {
-        Ok(_) => Ok(items.map(|item| item.revents != 0)),
-        Err(Error::Interrupted) => Ok([false; N]),
+        Ok(_) | Err(Error::Interrupted) => {
+            let mut ready = items.iter().map(|item| item.revents != 0);
+            Ok(std::array::from_fn(|_| ready.next().unwrap_or(false)))
+        }
         Err(error) => Err(error),
     }
 }

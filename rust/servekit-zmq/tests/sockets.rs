@@ -91,7 +91,7 @@ fn poll_tells_which_source_is_readable() {
     let (pull, push) = pair(&Context::new(), |_, _| {});
     let (reader, writer) = std::os::unix::net::UnixStream::pair().unwrap();
     let fd = std::os::fd::AsRawFd::as_raw_fd(&reader);
-    let wait = |timeout| poll([Source::Socket(&pull), Source::Fd(fd)], Some(timeout)).unwrap();
+    let wait = |timeout| poll([Source::Socket(&pull), Source::Fd(fd)], [], Some(timeout)).unwrap();
     assert_eq!(wait(Duration::ZERO), [false, false]);
     std::io::Write::write_all(&mut &writer, b"x").unwrap();
     assert_eq!(wait(Duration::from_secs(10)), [false, true]);

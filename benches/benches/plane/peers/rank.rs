@@ -50,7 +50,7 @@ pub(super) fn receive(folder: &Path, ranks: usize, requests: usize, report: usiz
 
 /// Waits for the first of the sockets, a moment at most: the others are looked at after it.
 fn wait(ranks: &[Rank]) {
-    poll([Source::Socket(&ranks[0].requests)], Some(Duration::from_millis(1))).expect("a poll");
+    poll([Source::Socket(&ranks[0].requests)], [], Some(Duration::from_millis(1))).expect("a poll");
 }
 
 /// Rank 0 with so many streams of so many workers: once their requests have come, one token each every millisecond.

@@ -1,12 +1,11 @@
 //! Workers: one that sends requests as fast as it can, and one that lives with its streams.
 
 use std::path::Path;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use servekit_core::wire::envelope::FLAG_STREAM;
 use servekit_core::wire::{EnvelopeBuilder, Ext, Kind, Rid, Section, TextOptions};
-use servekit_zmq::{Context, Error, Message, SharedBytes, Socket, SocketKind};
+use servekit_zmq::{Context, Error, Message, Socket, SocketKind};
 
 use super::{CREDIT, EPOCH, NIL, WINDOW, hello, seq_and_kind};
 
@@ -21,7 +20,7 @@ pub(super) fn send(folder: &Path, requests: usize, ids: usize) {
     println!("ready");
     let mut window = WINDOW;
     socket.send(hello(0), false).expect("sent");
-    let body: SharedBytes = Arc::new(body(ids));
+    let body = body(ids);
     let mut template = request(Rid::mint(0, EPOCH, 0), ids, Vec::new());
     for i in 0..requests as u64 {
         while window == 0 || credits.readable().expect("a socket") {
@@ -31,7 +30,7 @@ pub(super) fn send(folder: &Path, requests: usize, ids: usize) {
         window -= 1;
         template[24..32].copy_from_slice(&(i + 2).to_le_bytes());
         template[32..40].copy_from_slice(&Rid::mint(0, EPOCH, i).0.to_le_bytes());
-        let frames = vec![Message::copy_of(&template), Message::from_shared(Arc::clone(&body))];
+        let frames = vec![Message::copy_of(&template), Message::copy_of(&body)];
         socket.send(frames, false).expect("sent");
     }
     println!("sent");
@@ -49,14 +48,14 @@ pub(super) fn live(folder: &Path, worker: u16, workers: usize, streams: usize) {
     println!("ready");
     socket.send(hello(worker), false).expect("sent");
     let mut seq = 1;
-    let body: SharedBytes = Arc::new(body(128));
+    let body = body(128);
     for i in (usize::from(worker)..streams).step_by(workers) {
         seq += 1;
         let stops = if (i / workers).is_multiple_of(2) { vec!["never said".to_owned()] } else { Vec::new() };
         let mut envelope = request(Rid::mint(worker, EPOCH, i as u64), 128, stops);
         envelope[14..16].copy_from_slice(&worker.to_le_bytes());
         envelope[24..32].copy_from_slice(&(seq as u64).to_le_bytes());
-        let frames = vec![Message::from(envelope), Message::from_shared(Arc::clone(&body))];
+        let frames = vec![Message::from(envelope), Message::copy_of(&body)];
         socket.send(frames, false).expect("sent");
     }
     let (mut handled, mut said, mut due) = (0, 0, Instant::now());

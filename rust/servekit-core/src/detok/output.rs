@@ -2,8 +2,6 @@
 
 use std::fmt;
 
-use servekit_zmq::Message;
-
 use crate::split::{write_column, write_head};
 use crate::wire::columns::batch_str as columns;
 use crate::wire::msgpack::{NIL, Sink, write_array, write_bin_head, write_int, write_str, write_uint};
@@ -27,15 +25,6 @@ impl AsRef<[u8]> for Body {
         match self {
             Self::Own(bytes) => bytes,
             Self::Shared(bytes) => (**bytes).as_ref(),
-        }
-    }
-}
-
-impl From<Body> for Message {
-    fn from(body: Body) -> Self {
-        match body {
-            Body::Own(bytes) => Self::from(bytes),
-            Body::Shared(bytes) => Self::from_shared(bytes),
         }
     }
 }

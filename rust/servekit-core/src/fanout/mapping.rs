@@ -4,21 +4,23 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use servekit_zmq::{Context, Error, Message, Socket, SocketKind};
+use servekit_zmq::Outlet;
 
 use super::unacknowledged::Unacknowledged;
-use crate::router::frames::{Frames, NIL, hello, patch_link};
+use crate::router::frames::{NIL, hello, patch_link};
 use crate::wire::{Route, SCHEMA};
 
 /// Bytes that a worker may have been sent and not said yet that it has handled; then its streams are cut.
 pub const MAX_UNACKNOWLEDGED: usize = 64 << 20;
 /// Messages that may wait for one worker, whatever their size. At a step a millisecond that is several seconds of one
 /// shard's output.
-const SEND_HWM: i32 = 8192;
-/// How long a closed socket goes on sending: the last error events are worth it, a dead worker is not.
+const MAX_WAITING: usize = 8192;
+/// How long a mapping that goes tries to send what waits: the last error events are worth it, a dead worker is not.
 const LINGER: Duration = Duration::from_millis(300);
+/// How soon what a worker did not take is offered again.
+pub const RETRY: Duration = Duration::from_millis(5);
 /// Workers that a request id can name.
 const WORKERS: usize = 4096;
 
@@ -65,7 +67,7 @@ impl PeerCounters {
 /// What became of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sent {
-    /// It is on its way.
+    /// It is on its way with the next flush.
     Yes,
     /// Too much waits for the worker: this is the first message of a run that is lost, so its streams are cut now.
     Cut,
@@ -101,7 +103,7 @@ impl Life {
 }
 
 struct Peer {
-    socket: Socket,
+    outlet: Outlet,
     /// Number of the last message, whether it was lost or not: a reader sees from the next one what it missed.
     seq: u64,
     /// Its streams are cut: messages are being lost.
@@ -110,13 +112,17 @@ struct Peer {
 }
 
 /// Connects to a worker when the first message for it comes; never anywhere but to sockets in the run directory.
+///
+/// Messages that follow each other closely go to a worker in one system call: [`SocketMapping::send_output`] takes them,
+/// [`SocketMapping::flush`] sends them, to be called whenever nothing follows.
 pub struct SocketMapping {
-    context: Context,
     run_dir: PathBuf,
     epoch: u32,
     hello: Vec<u8>,
     lives: Vec<Life>,
     peers: HashMap<Route, Peer>,
+    /// Workers for whom something may wait.
+    unsent: Vec<Route>,
     counters: Arc<[PeerCounters]>,
     most: usize,
 }
@@ -124,23 +130,23 @@ pub struct SocketMapping {
 impl SocketMapping {
     /// A mapping of the life `epoch` of a control process, for the workers whose present lives are given, by index.
     /// `build` names this build in the first frame of each link.
-    pub fn new(context: Context, run_dir: &Path, epoch: u32, build: &str, worker_epochs: &[u32]) -> Self {
+    pub fn new(run_dir: &Path, epoch: u32, build: &str, worker_epochs: &[u32]) -> Self {
         let lives = worker_epochs.iter().copied().map(Life::Is).collect();
-        Self::of(context, run_dir, epoch, build, lives)
+        Self::of(run_dir, epoch, build, lives)
     }
 
     /// As [`SocketMapping::new`], for any worker that a request id names, without registration.
-    pub fn open(context: Context, run_dir: &Path, epoch: u32, build: &str) -> Self {
-        Self::of(context, run_dir, epoch, build, vec![Life::Any; WORKERS])
+    pub fn open(run_dir: &Path, epoch: u32, build: &str) -> Self {
+        Self::of(run_dir, epoch, build, vec![Life::Any; WORKERS])
     }
 
-    fn of(context: Context, run_dir: &Path, epoch: u32, build: &str, lives: Vec<Life>) -> Self {
+    fn of(run_dir: &Path, epoch: u32, build: &str, lives: Vec<Life>) -> Self {
         Self {
-            context,
             run_dir: run_dir.to_owned(),
             epoch,
             hello: hello(epoch, SCHEMA, build),
             peers: HashMap::new(),
+            unsent: Vec::new(),
             counters: lives.iter().map(|_| PeerCounters::default()).collect(),
             lives,
             most: MAX_UNACKNOWLEDGED,
@@ -170,55 +176,53 @@ impl SocketMapping {
     }
 
     /// Lets a life of a worker be sent to, and greets it. The life before is closed.
-    ///
-    /// # Errors
-    /// The socket can't be made.
-    pub fn greet(&mut self, worker: u16, epoch: u32) -> Result<(), Error> {
-        let Some(life) = self.lives.get_mut(usize::from(worker)) else { return Ok(()) };
+    pub fn greet(&mut self, worker: u16, epoch: u32) {
+        let Some(life) = self.lives.get_mut(usize::from(worker)) else { return };
         if *life != Life::Is(epoch) {
             *life = Life::Is(epoch);
             self.close(worker);
         }
-        self.connect(Route { worker, epoch: (epoch & 0xFFF) as u16 }, epoch)
+        self.connect(Route { worker, epoch: (epoch & 0xFFF) as u16 }, epoch);
     }
 
-    /// Sends a message without ever waiting. Its envelope, the first frame, may be anybody's: it is made this link's.
-    ///
-    /// # Errors
-    /// libzmq fails in another way than by a full pipe.
-    pub fn send_output(&mut self, route: Route, mut frames: Frames) -> Result<Sent, Error> {
+    /// Takes a message without ever waiting. Its envelope, the first frame, may be anybody's: it is made this link's.
+    pub fn send_output<F: AsRef<[u8]>>(&mut self, route: Route, frames: &[F]) -> Sent {
         let worker = usize::from(route.worker);
-        let Some(counters) = self.counters.get(worker) else { return Ok(Sent::NoRoute) };
+        let Some(counters) = self.counters.get(worker) else { return Sent::NoRoute };
         let Some(epoch) = self.lives.get(worker).and_then(|life| life.epoch(route)) else {
             counters.unroutable.fetch_add(1, Ordering::Relaxed);
-            return Ok(Sent::NoRoute);
+            return Sent::NoRoute;
         };
-        self.connect(route, epoch)?;
+        self.connect(route, epoch);
         let (Some(peer), Some(counters)) = (self.peers.get_mut(&route), self.counters.get(worker)) else {
-            return Ok(Sent::NoRoute);
+            return Sent::NoRoute;
         };
         peer.seq += 1;
-        if let Some(envelope) = frames.first_mut() {
-            patch_link(envelope.make_mut(), self.epoch, epoch, peer.seq);
-        }
-        let bytes = frames.iter().map(|frame| frame.len()).sum::<usize>();
+        let bytes = frames.iter().map(|frame| frame.as_ref().len()).sum::<usize>();
         // A worker that is cut is still told how its streams end.
         let most = if peer.cut { self.most.saturating_add(self.most / 8) } else { self.most };
-        if peer.waiting.bytes().saturating_add(bytes) > most {
-            return Ok(lose(peer, counters));
+        if peer.waiting.bytes().saturating_add(bytes) > most || peer.outlet.waiting() >= MAX_WAITING {
+            return lose(peer, counters);
         }
-        match peer.socket.send(frames, true) {
-            Ok(()) => {
-                peer.waiting.sent(peer.seq, bytes);
-                peer.cut &= peer.waiting.bytes() > self.most / 2;
-                counters.messages.fetch_add(1, Ordering::Relaxed);
-                counters.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
-                counters.waits(&peer.waiting);
-                Ok(Sent::Yes)
-            }
-            Err((Error::Again, _)) => Ok(lose(peer, counters)),
-            Err((error, _)) => Err(error),
+        let (from, seq) = (self.epoch, peer.seq);
+        if peer.outlet.waiting() == 0 {
+            self.unsent.push(route);
         }
+        peer.outlet.push(frames, |envelope| patch_link(envelope, from, epoch, seq));
+        peer.waiting.sent(seq, bytes);
+        peer.cut &= peer.waiting.bytes() > self.most / 2;
+        counters.messages.fetch_add(1, Ordering::Relaxed);
+        counters.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+        counters.waits(&peer.waiting);
+        Sent::Yes
+    }
+
+    /// Sends what was taken, as far as the workers take it. Returns whether nothing waits any more; if something does,
+    /// it is to be called again after [`RETRY`].
+    pub fn flush(&mut self) -> bool {
+        let peers = &mut self.peers;
+        self.unsent.retain(|route| peers.get_mut(route).is_some_and(|peer| !peer.outlet.flush()));
+        self.unsent.is_empty()
     }
 
     /// A life of a worker has handled all messages up to that number.
@@ -249,30 +253,36 @@ impl SocketMapping {
 
     /// Closes every socket; the next message for a worker connects again.
     pub fn clear_all_sockets(&mut self) {
+        self.flush();
         self.peers.clear();
         self.counters.iter().for_each(|counters| counters.waits(&Unacknowledged::default()));
     }
 
     fn close(&mut self, worker: u16) {
+        self.flush();
         self.peers.retain(|route, _| route.worker != worker);
         if let Some(counters) = self.counters.get(usize::from(worker)) {
             counters.waits(&Unacknowledged::default());
         }
     }
 
-    fn connect(&mut self, route: Route, epoch: u32) -> Result<(), Error> {
+    fn connect(&mut self, route: Route, epoch: u32) {
         if self.peers.contains_key(&route) {
-            return Ok(());
+            return;
         }
-        let socket = self.context.socket(SocketKind::Push)?;
-        socket.set_send_hwm(SEND_HWM)?;
-        socket.set_linger(Some(LINGER))?;
-        socket.connect(&format!("ipc://{}", self.run_dir.join(route.to_string()).display()))?;
-        let mut hello = self.hello.clone();
-        patch_link(&mut hello, self.epoch, epoch, 1);
-        socket.send(vec![Message::from(hello), Message::copy_of(&NIL)], true).map_err(|(error, _)| error)?;
-        self.peers.insert(route, Peer { socket, seq: 1, cut: false, waiting: Unacknowledged::default() });
-        Ok(())
+        let mut outlet = Outlet::connect(&self.run_dir.join(route.to_string()));
+        outlet.push(&[&self.hello[..], &NIL], |hello| patch_link(hello, self.epoch, epoch, 1));
+        self.unsent.push(route);
+        self.peers.insert(route, Peer { outlet, seq: 1, cut: false, waiting: Unacknowledged::default() });
+    }
+}
+
+impl Drop for SocketMapping {
+    fn drop(&mut self) {
+        let deadline = Instant::now() + LINGER;
+        while !self.flush() && Instant::now() < deadline {
+            std::thread::sleep(RETRY);
+        }
     }
 }
 

@@ -4,5 +4,5 @@ mod mapping;
 mod thread;
 mod unacknowledged;
 
-pub use mapping::{MAX_UNACKNOWLEDGED, PeerCounters, Sent, SocketMapping};
+pub use mapping::{MAX_UNACKNOWLEDGED, PeerCounters, RETRY, Sent, SocketMapping};
 pub(crate) use thread::{FanoutTask, run};

@@ -11,7 +11,7 @@ use servekit_zmq::Context;
 
 use super::endpoints::Endpoints;
 use super::inbox::{Inbox, Mailbox, Pulse, Waker};
-use super::ranks::RankSockets;
+use super::ranks::RankLinks;
 use super::report::{Report, spawn};
 use super::router::{Command, Router, ShardEnd, Then, bind_pull};
 use super::shard::{self, ShardView};
@@ -202,12 +202,12 @@ impl Plane {
         let endpoints = endpoints.unwrap_or_else(|| Endpoints::in_folder(&config.run_dir, config.rank_epochs.len()));
         let ingress = bind_pull(&context, &endpoints.ingress).map_err(socket)?;
         let egress = bind_pull(&context, &endpoints.egress).map_err(socket)?;
-        let ranks = RankSockets::bind(&context, &endpoints.ranks, epoch).map_err(socket)?;
+        let ranks = RankLinks::bind(&endpoints.ranks, epoch).map_err(socket)?;
 
         let waker = Waker::new()?;
         let (stops, cuts) = (Mailbox::new(&waker), Mailbox::new(&waker));
         let hello = frames::hello(epoch, SCHEMA, &config.build);
-        let mapping = SocketMapping::new(context, &config.run_dir, epoch, &config.build, &config.worker_epochs)
+        let mapping = SocketMapping::new(&config.run_dir, epoch, &config.build, &config.worker_epochs)
             .with_most_unacknowledged(config.max_unacknowledged);
         let peers = mapping.counters();
         let wake = || {
@@ -218,7 +218,10 @@ impl Plane {
 
         let (fanout, inbox) = Inbox::new(report, Pulse::new(page.clone(), 1));
         let (cuts_in, log) = (Arc::clone(&cuts), self.sink.clone());
-        let body = move || fanout::run(mapping, &inbox, &cuts_in, &log, epoch);
+        let body = move || {
+            fanout::run(mapping, &inbox, &cuts_in, &log, epoch);
+            Ok(())
+        };
         threads.push(spawn("fanout".to_owned(), report, wake(), body)?);
 
         let mut shards = Vec::new();

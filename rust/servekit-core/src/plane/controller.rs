@@ -11,9 +11,9 @@ use servekit_zmq::{Context, Error, Message, Socket, SocketKind, Source, poll};
 use super::PlaneError;
 use super::endpoints::{Endpoints, is_local};
 use super::inbox::Waker;
-use super::ranks::RankSockets;
+use super::ranks::RankLinks;
 use super::report::{Report, ThreadError, spawn};
-use super::router::{RETRY, TURN, bind_pull, receive};
+use super::router::{TURN, bind_pull, receive};
 use crate::dispatch::{DispatchError, DpBudget, LoadBalanceMethod, Prompt, Report as LoadReport};
 use crate::router::Share;
 use crate::router::frames::{self, Frames, NIL};
@@ -21,6 +21,9 @@ use crate::wire::{Envelope, Ext, Kind, Rid, SCHEMA, Section};
 
 /// Longest wait of a controller with nothing to do.
 const IDLE: Duration = Duration::from_secs(1);
+
+/// How soon a batch that the output did not take is tried again.
+const RETRY: Duration = Duration::from_millis(5);
 
 /// Ends of requests that wait for a slow output.
 const WAITING: usize = 4096;
@@ -120,7 +123,7 @@ impl Controller {
         let dispatcher = Dispatcher {
             ingress: bind_pull(&context, &config.endpoints.ingress).map_err(socket)?,
             egress: bind_pull(&context, &config.endpoints.egress).map_err(socket)?,
-            ranks: RankSockets::bind(&context, &config.endpoints.ranks, config.epoch).map_err(socket)?,
+            ranks: RankLinks::bind(&config.endpoints.ranks, config.epoch).map_err(socket)?,
             output: output.transpose().map_err(socket)?,
             lives: vec![0; ranks],
             hello: frames::hello(config.epoch, SCHEMA, &config.build),
@@ -201,7 +204,7 @@ struct Dispatcher {
     config: ControllerConfig,
     ingress: Socket,
     egress: Socket,
-    ranks: RankSockets,
+    ranks: RankLinks,
     output: Option<Output>,
     /// Present life of each rank, as it last said; 0 for any.
     lives: Vec<u32>,
@@ -212,16 +215,17 @@ struct Dispatcher {
 impl Dispatcher {
     fn run(mut self, report: &Report, waker: &Waker) -> Result<(), ThreadError> {
         while !report.stopping() {
-            let backlog = self.ranks.retry()?;
+            self.ranks.flush();
             let blocked = self.output.as_mut().map_or(Ok(false), |output| output.drain().map(|free| !free))?;
-            let wait = if backlog || blocked { RETRY } else { IDLE };
+            let wait = if blocked { RETRY } else { IDLE };
             // What can't go on is left with the ranks' sockets, and nobody is asked to look at it over and over.
             let (ingress, egress) = if blocked {
-                let [_, ingress] = poll([Source::Fd(waker.fd()), Source::Socket(&self.ingress)], Some(wait))?;
+                let sources = [Source::Fd(waker.fd()), Source::Socket(&self.ingress)];
+                let [_, ingress] = poll(sources, self.ranks.sources(), Some(wait))?;
                 (ingress, false)
             } else {
                 let sources = [Source::Fd(waker.fd()), Source::Socket(&self.ingress), Source::Socket(&self.egress)];
-                let [_, ingress, egress] = poll(sources, Some(wait))?;
+                let [_, ingress, egress] = poll(sources, self.ranks.sources(), Some(wait))?;
                 (ingress, egress)
             };
             if egress {
@@ -267,7 +271,7 @@ impl Dispatcher {
                     self.with_budget(|budget, _| budget.forget_prefixes());
                 }
                 for rank in 0..self.lives.len() {
-                    self.ranks.message(rank, frames.share(), self.lives[rank])?;
+                    self.ranks.message(rank, &frames, self.lives[rank]);
                 }
                 Ok(())
             }
@@ -295,7 +299,7 @@ impl Dispatcher {
             }
         };
         let (rank, dispatch) = (dispatched.rank, dispatched.dispatch);
-        if self.ranks.request(rank, frames, 1, dispatch, self.lives[rank])? {
+        if self.ranks.request(rank, &frames, 1, dispatch, self.lives[rank]) {
             self.count(|counts| counts.dispatched += 1);
         } else {
             self.with_budget(|budget, _| budget.release(rank, dispatch));
@@ -337,8 +341,7 @@ impl Dispatcher {
                     self.lives[rank] = epoch;
                     self.with_budget(|budget, _| budget.reset(rank));
                     self.ranks.restart(rank);
-                    let hello = vec![Message::copy_of(&self.hello), Message::copy_of(&NIL)];
-                    self.ranks.message(rank, hello, epoch)?;
+                    self.ranks.message(rank, &[&self.hello[..], &NIL], epoch);
                 }
                 return Ok(());
             }

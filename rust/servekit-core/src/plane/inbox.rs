@@ -57,6 +57,11 @@ impl<T> Inbox<T> {
 
     /// The next task, waiting as long as it takes; none when the plane ends.
     pub(crate) fn next(&self) -> Option<T> {
+        self.next_within(None).flatten()
+    }
+
+    /// The next task, or none if there is none within a time; none at all when the plane ends.
+    pub(crate) fn next_within(&self, limit: Option<Duration>) -> Option<Option<T>> {
         loop {
             let since = self.beaten.get().elapsed();
             if since >= BEAT {
@@ -64,12 +69,22 @@ impl<T> Inbox<T> {
                 self.beaten.set(Instant::now());
                 continue;
             }
+            let beat = BEAT.saturating_sub(since);
             select! {
                 recv(self.stopped) -> _ => return None,
-                recv(self.tasks) -> task => return task.ok(),
-                default(BEAT.saturating_sub(since)) => {}
+                recv(self.tasks) -> task => return task.ok().map(Some),
+                default(limit.map_or(beat, |limit| limit.min(beat))) => {
+                    if limit.is_some() {
+                        return Some(None);
+                    }
+                }
             }
         }
+    }
+
+    /// The tasks that are there already.
+    pub(crate) fn at_hand(&self) -> impl Iterator<Item = T> {
+        self.tasks.try_iter()
     }
 }
 

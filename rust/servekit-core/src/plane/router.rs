@@ -7,7 +7,7 @@ use crossbeam_channel::{Receiver, Sender};
 use servekit_zmq::{Context, Error, Message, Socket, SocketKind, Source, poll};
 
 use super::inbox::{BEAT, Mailbox, Pulse, Waker};
-use super::ranks::RankSockets;
+use super::ranks::RankLinks;
 use super::report::{Report, ThreadError};
 use super::shard::{ShardTask, ShardView};
 use super::state::{Queues, publish, snapshot};
@@ -23,8 +23,6 @@ use crate::wire::{Rid, Route, ScannedBatch};
 pub(super) const TURN: usize = 256;
 /// Messages that libzmq holds for the router from one peer.
 const RECV_HWM: i32 = 8192;
-/// How soon a message that a full pipe did not take is tried again.
-pub(super) const RETRY: Duration = Duration::from_millis(5);
 
 /// What Python wants of the router.
 pub(super) struct Command {
@@ -52,7 +50,7 @@ pub(super) struct Router {
     pub(super) core: Core<Frames>,
     pub(super) ingress: Socket,
     pub(super) egress: Socket,
-    pub(super) ranks: RankSockets,
+    pub(super) ranks: RankLinks,
     pub(super) waker: Arc<Waker>,
     pub(super) commands: Receiver<Command>,
     pub(super) stops: Arc<Mailbox<Rid>>,
@@ -101,14 +99,13 @@ impl Router {
     pub(super) fn run(mut self) -> Result<(), ThreadError> {
         let mut beaten = Instant::now();
         while !self.report.stopping() {
-            let backlog = self.ranks.retry()?;
+            self.ranks.flush();
             if let Some(page) = &self.page {
                 publish(&self.core, page);
             }
             self.pulse.beat();
-            let timeout = self.timeout(backlog, beaten);
             let sources = [Source::Socket(&self.ingress), Source::Socket(&self.egress), Source::Fd(self.waker.fd())];
-            let [ingress, egress, woken] = poll(sources, Some(timeout))?;
+            let [ingress, egress, woken] = poll(sources, self.ranks.sources(), Some(self.timeout(beaten)))?;
             beaten = Instant::now();
             if woken {
                 self.waker.reset();
@@ -137,11 +134,10 @@ impl Router {
         Ok(())
     }
 
-    fn timeout(&self, backlog: bool, beaten: Instant) -> Duration {
+    fn timeout(&self, beaten: Instant) -> Duration {
         let beat = BEAT.saturating_sub(beaten.elapsed());
         let deadline = self.core.deadline().map(|at| Duration::from_nanos(at.saturating_sub(monotonic_ns())));
-        let wait = deadline.map_or(beat, |deadline| deadline.min(beat));
-        if backlog { wait.min(RETRY) } else { wait }
+        deadline.map_or(beat, |deadline| deadline.min(beat))
     }
 
     fn take_from_threads(&mut self) -> Result<(), ThreadError> {
@@ -228,17 +224,16 @@ impl Router {
                 self.give_shard(rid, ShardTask::Fail { rid, status, kind, message });
             }
             Action::Send { rid, rank, receiver_epoch, attempt, dispatch, frame } => {
-                if !self.ranks.request(rank, frame, attempt, dispatch, receiver_epoch)? {
+                if !self.ranks.request(rank, &frame, attempt, dispatch, receiver_epoch) {
                     unsent.push(rid);
                 }
             }
             Action::Abort { rid, rank, receiver_epoch } => {
-                let frames = vec![Message::from(frames::abort(epoch, rid)), Message::from(frames::abort_body(rid))];
-                self.ranks.message(rank, frames, receiver_epoch)?;
+                self.ranks.message(rank, &[frames::abort(epoch, rid), frames::abort_body(rid)], receiver_epoch);
             }
             Action::Control { ranks, workers, mut frame } => {
                 for (rank, receiver_epoch) in ranks {
-                    self.ranks.message(rank, frame.share(), receiver_epoch)?;
+                    self.ranks.message(rank, &frame, receiver_epoch);
                 }
                 for route in workers {
                     self.to_fanout(FanoutTask::Single { route, frames: frame.share() });
@@ -263,8 +258,7 @@ impl Router {
             }
             Action::HelloRank { rank, receiver_epoch } => {
                 self.ranks.restart(rank);
-                let frames = vec![Message::copy_of(&self.hello), Message::copy_of(&NIL)];
-                self.ranks.message(rank, frames, receiver_epoch)?;
+                self.ranks.message(rank, &[&self.hello[..], &NIL], receiver_epoch);
             }
             Action::Acknowledge { route, number } => self.to_fanout(FanoutTask::Acknowledge { route, number }),
             Action::HelloWorker { worker, receiver_epoch } => {

@@ -23,6 +23,7 @@ pub use rid::{Rid, Route};
 pub(crate) use rid::{RidMap, SPREAD};
 pub(crate) use scan::{Cells, Tensor};
 pub use scan::{FinishType, ScannedBatch};
-/// Bytes of a frame that several threads hold at once.
-pub use servekit_zmq::SharedBytes;
 pub use tag::batch_kind;
+
+/// Bytes of a frame that several threads hold at once.
+pub type SharedBytes = std::sync::Arc<dyn AsRef<[u8]> + Send + Sync>;
