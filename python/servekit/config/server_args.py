@@ -25,8 +25,8 @@ LOG_FORMATS = ("text", "json")
 MAX_WORKERS = 4095
 """Worker numbers have 12 bits in a request id, and 0 counts too; one less keeps the count itself in 12 bits."""
 MAX_RANKS = 1024
-MAX_DETOKENIZERS = 62
-"""The state page has a beat for 64 threads of control; router and fan-out take two."""
+MAX_DETOKENIZERS = 63
+"""The state page has a beat for 64 threads of control, and the router takes one."""
 
 
 class ConfigError(ValueError):

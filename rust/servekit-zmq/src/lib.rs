@@ -1,7 +1,7 @@
-//! A thin safe wrapper of the few libzmq functions that servekit needs.
+//! A thin safe wrapper of the few libzmq functions that servekit needs, and a way around its I/O thread for local peers.
 //!
-//! libzmq 4.3.5 is built from source with CURVE over libsodium (`build.rs`). Frames move without copies: a received
-//! message, a vector or shared bytes become the next message as they are.
+//! libzmq 4.3.5 is built from source with CURVE over libsodium (`build.rs`). A received message becomes the next one as
+//! it is; an [`Outlet`] copies frames into what it writes.
 #![allow(unsafe_code, reason = "this crate is the boundary to C; every block says why it holds")]
 
 mod error;

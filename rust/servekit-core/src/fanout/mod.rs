@@ -5,4 +5,4 @@ mod thread;
 mod unacknowledged;
 
 pub use mapping::{MAX_UNACKNOWLEDGED, PeerCounters, RETRY, Sent, SocketMapping};
-pub(crate) use thread::{FanoutTask, run};
+pub(crate) use thread::{Fanout, FanoutTask, Task, run};

@@ -1,17 +1,18 @@
 //! The thread that owns the worker sockets.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use crossbeam_channel::Sender;
 
 use super::{RETRY, Sent, SocketMapping};
 use crate::detok::WorkerFrame;
 use crate::log::{Level, LogSink};
-use crate::plane::{Inbox, Mailbox};
+use crate::plane::{Inbox, Mailbox, Next, ShardRun, ShardTask};
 use crate::router::frames::{Frames, batch};
 use crate::wire::Route;
 
-/// Work for the fan-out thread.
+/// Something to send.
 pub(crate) enum FanoutTask {
     /// What a shard has to say, one frame a worker.
     Text(Vec<WorkerFrame>),
@@ -45,59 +46,89 @@ pub(crate) enum FanoutTask {
     Flush(Sender<()>),
 }
 
+/// Work for the thread.
+pub(crate) enum Task {
+    /// Something to send.
+    Send(FanoutTask),
+    /// A turn of the first shard, which lives here: with one shard, a step's text is sent by the thread that made it.
+    Turn(Vec<ShardTask>),
+}
+
 /// Tasks that are taken before what they led to is sent.
 const TURN: usize = 256;
 
-/// Sends what comes until the plane stops. Workers that lose a message are told to the router as `cuts`.
-pub(crate) fn run(
-    mut mapping: SocketMapping,
-    inbox: &Inbox<FanoutTask>,
-    cuts: &Arc<Mailbox<Route>>,
-    log: &LogSink,
-    epoch: u32,
-) {
+/// The sockets, and who is told of workers that lose messages.
+pub(crate) struct Fanout {
+    /// The sockets.
+    pub(crate) mapping: SocketMapping,
+    /// Life of this control process.
+    pub(crate) epoch: u32,
+    /// Workers that lose a message, for the router.
+    pub(crate) cuts: Arc<Mailbox<Route>>,
+    /// Where that is said.
+    pub(crate) log: LogSink,
+}
+
+/// Sends what comes until the router and the other shards have gone.
+pub(crate) fn run(mut fanout: Fanout, mut first_shard: ShardRun, mut inbox: Inbox<Task>) {
     let mut all_sent = true;
-    while let Some(first) = inbox.next_within(if all_sent { None } else { Some(RETRY) }) {
+    loop {
+        let mut task = match inbox.next_within(if all_sent { Duration::MAX } else { RETRY }) {
+            Next::Item(task) => Some(task),
+            Next::Late => None,
+            Next::Over => return,
+        };
         // What follows closely goes to each worker in one system call.
-        for task in first.into_iter().chain(inbox.at_hand()).take(TURN) {
-            act(task, &mut mapping, cuts, log, epoch);
+        for _ in 0..TURN {
+            match task {
+                Some(Task::Send(task)) => fanout.act(task),
+                Some(Task::Turn(turn)) => {
+                    first_shard.turn(turn, |task| {
+                        fanout.act(task);
+                        true
+                    });
+                }
+                None => break,
+            }
+            task = inbox.at_hand();
         }
-        all_sent = mapping.flush();
+        all_sent = fanout.mapping.flush();
     }
 }
 
-fn act(task: FanoutTask, mapping: &mut SocketMapping, cuts: &Arc<Mailbox<Route>>, log: &LogSink, epoch: u32) {
-    match task {
-        FanoutTask::Text(frames) => {
-            for frame in frames {
-                let envelope = batch(epoch, frame.kind, frame.rank, frame.rows);
-                let sent = mapping.send_output(frame.route, &[&envelope[..], frame.body.as_ref()]);
-                tell(sent, frame.route, cuts, log);
+impl Fanout {
+    fn act(&mut self, task: FanoutTask) {
+        match task {
+            FanoutTask::Text(frames) => {
+                for frame in frames {
+                    let envelope = batch(self.epoch, frame.kind, frame.rank, frame.rows);
+                    self.send(frame.route, &[&envelope[..], frame.body.as_ref()]);
+                }
+            }
+            FanoutTask::Single { route, frames } => self.send(route, &frames),
+            FanoutTask::Acknowledge { route, number } => {
+                // What a life that is over has handled is of no interest.
+                self.mapping.acknowledge(route, number);
+            }
+            FanoutTask::Greet { worker, epoch } => self.mapping.greet(worker, epoch),
+            FanoutTask::Forget { worker } => self.mapping.remove(worker),
+            FanoutTask::Flush(done) => {
+                self.mapping.flush();
+                // Whoever waited may have given up.
+                let _ = done.try_send(());
             }
         }
-        FanoutTask::Single { route, frames } => tell(mapping.send_output(route, &frames), route, cuts, log),
-        FanoutTask::Acknowledge { route, number } => {
-            // What a life that is over has handled is of no interest.
-            mapping.acknowledge(route, number);
-        }
-        FanoutTask::Greet { worker, epoch } => mapping.greet(worker, epoch),
-        FanoutTask::Forget { worker } => mapping.remove(worker),
-        FanoutTask::Flush(done) => {
-            mapping.flush();
-            // Whoever waited may have given up.
-            let _ = done.try_send(());
-        }
     }
-}
 
-fn tell(sent: Sent, route: Route, cuts: &Arc<Mailbox<Route>>, log: &LogSink) {
-    match sent {
-        Sent::Yes | Sent::NoRoute => {}
-        Sent::Cut => {
-            log.write(Level::Error, "fanout", format_args!("{route} reads too slowly: its streams are cut"));
-            cuts.put(route);
+    fn send<F: AsRef<[u8]>>(&mut self, route: Route, frames: &[F]) {
+        match self.mapping.send_output(route, frames) {
+            Sent::Yes | Sent::NoRoute => {}
+            Sent::Cut => {
+                self.log.write(Level::Error, "fanout", format_args!("{route} reads too slowly: its streams are cut"));
+                self.cuts.put(route);
+            }
+            // Of a stream that began after the cut: it ends as well.
+            Sent::Lost => self.cuts.put(route),
         }
-        // Of a stream that began after the cut: it ends as well.
-        Sent::Lost => cuts.put(route),
     }
 }

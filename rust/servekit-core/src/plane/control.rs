@@ -13,11 +13,11 @@ use super::endpoints::Endpoints;
 use super::inbox::{Inbox, Mailbox, Pulse, Waker};
 use super::ranks::RankLinks;
 use super::report::{Report, spawn};
-use super::router::{Command, Router, ShardEnd, Then, bind_pull};
-use super::shard::{self, ShardView};
+use super::router::{Command, Router, ShardEnd, Then, ToShard, bind_pull};
+use super::shard::{self, ShardRun, ShardView};
 use crate::detok::{Shard, Vocabulary};
 use crate::dispatch::LoadBalanceMethod;
-use crate::fanout::{self, SocketMapping};
+use crate::fanout::{self, Fanout, SocketMapping};
 use crate::log::{Line, LogSource, log_channel};
 use crate::router::{Core, CoreConfig, Event, frames};
 use crate::state_page::{Control, MAX_THREADS, StatePage, StatePageError};
@@ -134,7 +134,7 @@ impl Plane {
         for (name, count, most) in [
             ("ranks", config.rank_epochs.len(), 4096),
             ("workers", config.worker_epochs.len(), 4096),
-            ("detokenizer threads", config.shards, MAX_THREADS - 2),
+            ("detokenizer threads", config.shards, MAX_THREADS - 1),
         ] {
             if !(1..=most).contains(&count) {
                 return wrong(format!("{count} {name}, must be 1 to {most}"));
@@ -191,7 +191,7 @@ impl Plane {
         let vocabulary = vocabulary.map_err(|error| PlaneError::Tokenizer(error.to_string()))?.map(Arc::new);
         let page = config.state_page.as_deref().map(StatePage::open).transpose()?.map(Arc::new);
         if let Some(page) = &page {
-            page.start_beats(config.shards + 2);
+            page.start_beats(config.shards + 1);
             page.set_control(Control::Epoch, u64::from(epoch));
             page.set_control(Control::Pid, u64::from(std::process::id()));
         }
@@ -216,21 +216,28 @@ impl Plane {
         };
         let mut threads = Vec::new();
 
-        let (fanout, inbox) = Inbox::new(report, Pulse::new(page.clone(), 1));
-        let (cuts_in, log) = (Arc::clone(&cuts), self.sink.clone());
+        let shard = |index| {
+            let view = Arc::new(ShardView::default());
+            let shard = Shard::new(index, config.shards, vocabulary.clone());
+            (Arc::clone(&view), ShardRun::new(shard, Arc::clone(&stops), view))
+        };
+        let (fanout, inbox) = Inbox::new(Pulse::new(page.clone(), 1));
+        let (view, first) = shard(0);
+        let mut shards = vec![ShardEnd { tasks: ToShard::First(fanout.clone()), turn: Vec::new(), view }];
+        let sockets = Fanout { mapping, epoch, cuts: Arc::clone(&cuts), log: self.sink.clone() };
         let body = move || {
-            fanout::run(mapping, &inbox, &cuts_in, &log, epoch);
+            fanout::run(sockets, first, inbox);
             Ok(())
         };
         threads.push(spawn("fanout".to_owned(), report, wake(), body)?);
-
-        let mut shards = Vec::new();
-        for index in 0..config.shards {
-            let (tasks, inbox) = Inbox::new(report, Pulse::new(page.clone(), 2 + index));
-            let (view, fanout, stops) = (Arc::new(ShardView::default()), fanout.clone(), Arc::clone(&stops));
-            shards.push(ShardEnd { tasks, turn: Vec::new(), view: Arc::clone(&view) });
-            let detokenizer = Shard::new(index, config.shards, vocabulary.clone());
-            let body = move || shard::run(detokenizer, &inbox, &fanout, &stops, &view);
+        for index in 1..config.shards {
+            let (tasks, inbox) = Inbox::new(Pulse::new(page.clone(), 1 + index));
+            let ((view, shard), fanout) = (shard(index), fanout.clone());
+            shards.push(ShardEnd { tasks: ToShard::Other(tasks), turn: Vec::new(), view });
+            let body = move || {
+                shard::run(shard, inbox, &fanout);
+                Ok(())
+            };
             threads.push(spawn(format!("detok-{index}"), report, wake(), body)?);
         }
 

@@ -15,7 +15,6 @@ use super::ranks::RankLinks;
 use super::report::{Report, ThreadError, spawn};
 use super::router::{TURN, bind_pull, receive};
 use crate::dispatch::{DispatchError, DpBudget, LoadBalanceMethod, Prompt, Report as LoadReport};
-use crate::router::Share;
 use crate::router::frames::{self, Frames, NIL};
 use crate::wire::{Envelope, Ext, Kind, Rid, SCHEMA, Section};
 
@@ -248,7 +247,7 @@ impl Dispatcher {
         count(&mut self.shared.counts.lock());
     }
 
-    fn take_request(&mut self, mut frames: Frames) -> Result<(), ThreadError> {
+    fn take_request(&mut self, frames: Frames) -> Result<(), ThreadError> {
         let Some(envelope) = whole(&frames) else {
             self.count(|counts| counts.malformed += 1);
             return Ok(());

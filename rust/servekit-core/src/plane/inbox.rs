@@ -1,6 +1,6 @@
-//! How threads hand work to each other: bounded channels downstream, mailboxes back to the router.
+//! How threads hand work to each other: bounded queues downstream, mailboxes back to the router.
 //!
-//! Work flows router → shards → fan-out; each may wait for room in the next one's channel, for none waits for one before
+//! Work flows router → shards → fan-out; each may wait for room in the next one's queue, for none waits for one before
 //! it. What goes back to the router goes by mailbox, which never makes anybody wait.
 
 use std::io::{Read, Write};
@@ -10,10 +10,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, Sender, bounded, select};
 use parking_lot::Mutex;
 
-use super::report::Report;
+use super::queue::{Next, Receiver, Sender, queue};
 use crate::state_page::StatePage;
 
 /// How often a thread with nothing to do shows that it is alive.
@@ -40,51 +39,44 @@ impl Pulse {
     }
 }
 
-/// The tasks of one thread.
+/// The tasks of one thread. It is over when all who send to it are: the router goes first, then the shards.
 pub(crate) struct Inbox<T> {
     tasks: Receiver<T>,
-    stopped: Receiver<()>,
     pulse: Pulse,
-    beaten: std::cell::Cell<Instant>,
+    beaten: Instant,
 }
 
 impl<T> Inbox<T> {
-    pub(crate) fn new(report: &Report, pulse: Pulse) -> (Sender<T>, Self) {
-        let (sender, tasks) = bounded(CAPACITY);
+    pub(crate) fn new(pulse: Pulse) -> (Sender<T>, Self) {
+        let (sender, tasks) = queue(CAPACITY);
         pulse.beat();
-        (sender, Self { tasks, stopped: report.stopped(), pulse, beaten: Instant::now().into() })
+        (sender, Self { tasks, pulse, beaten: Instant::now() })
     }
 
     /// The next task, waiting as long as it takes; none when the plane ends.
-    pub(crate) fn next(&self) -> Option<T> {
-        self.next_within(None).flatten()
-    }
-
-    /// The next task, or none if there is none within a time; none at all when the plane ends.
-    pub(crate) fn next_within(&self, limit: Option<Duration>) -> Option<Option<T>> {
+    pub(crate) fn next(&mut self) -> Option<T> {
         loop {
-            let since = self.beaten.get().elapsed();
-            if since >= BEAT {
-                self.pulse.beat();
-                self.beaten.set(Instant::now());
-                continue;
-            }
-            let beat = BEAT.saturating_sub(since);
-            select! {
-                recv(self.stopped) -> _ => return None,
-                recv(self.tasks) -> task => return task.ok().map(Some),
-                default(limit.map_or(beat, |limit| limit.min(beat))) => {
-                    if limit.is_some() {
-                        return Some(None);
-                    }
-                }
+            match self.next_within(BEAT) {
+                Next::Item(task) => return Some(task),
+                Next::Late => {}
+                Next::Over => return None,
             }
         }
     }
 
-    /// The tasks that are there already.
-    pub(crate) fn at_hand(&self) -> impl Iterator<Item = T> {
-        self.tasks.try_iter()
+    /// The next task, waiting so long at most.
+    pub(crate) fn next_within(&mut self, limit: Duration) -> Next<T> {
+        let deadline = Instant::now() + limit.min(BEAT);
+        if deadline >= self.beaten + BEAT {
+            self.pulse.beat();
+            self.beaten = Instant::now();
+        }
+        self.tasks.next_until(deadline)
+    }
+
+    /// The next task if there is one.
+    pub(crate) fn at_hand(&mut self) -> Option<T> {
+        self.tasks.at_hand()
     }
 }
 

@@ -1,10 +1,11 @@
-//! The threads of the control process: `router`, `detok-<i>` and `fanout`. They carry bytes between the sockets and the
-//! router core; Python starts them and waits.
+//! The threads of the control process: `router`, `fanout` with the first detokenizer shard, and `detok-<i>` for the
+//! others. They carry bytes between the sockets and the router core; Python starts them and waits.
 
 mod control;
 mod controller;
 mod endpoints;
 mod inbox;
+mod queue;
 mod ranks;
 mod report;
 mod router;
@@ -15,4 +16,5 @@ pub use control::{Plane, PlaneConfig, PlaneError, RESUME_MEMORY};
 pub use controller::{Controller, ControllerConfig, ControllerCounts};
 pub use endpoints::Endpoints;
 pub(crate) use inbox::{Inbox, Mailbox};
-pub(crate) use report::ThreadError;
+pub(crate) use queue::Next;
+pub(crate) use shard::{ShardRun, ShardTask};

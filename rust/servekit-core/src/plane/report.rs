@@ -7,7 +7,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, Sender, bounded};
 use parking_lot::{Condvar, Mutex};
 
 /// What ends a thread of the control process.
@@ -22,27 +21,16 @@ pub(crate) enum ThreadError {
 }
 
 /// The first thing that went wrong for good, and the flag that ends all threads.
-///
-/// A thread that waits on its channel waits on `stopped()` too: it is disconnected when the plane is to end.
 #[derive(Debug)]
 pub(crate) struct Report {
     fatal: Mutex<Option<String>>,
     told: Condvar,
     stop: AtomicBool,
-    stopper: Mutex<Option<Sender<()>>>,
-    stopped: Receiver<()>,
 }
 
 impl Report {
     pub(crate) fn new() -> Arc<Self> {
-        let (stopper, stopped) = bounded(0);
-        Arc::new(Self {
-            fatal: Mutex::new(None),
-            told: Condvar::new(),
-            stop: AtomicBool::new(false),
-            stopper: Mutex::new(Some(stopper)),
-            stopped,
-        })
+        Arc::new(Self { fatal: Mutex::new(None), told: Condvar::new(), stop: AtomicBool::new(false) })
     }
 
     /// Notes what went wrong; the first cause stays.
@@ -73,15 +61,10 @@ impl Report {
     /// Ends all threads.
     pub(crate) fn stop(&self) {
         self.stop.store(true, Ordering::Release);
-        self.stopper.lock().take();
     }
 
     pub(crate) fn stopping(&self) -> bool {
         self.stop.load(Ordering::Acquire)
-    }
-
-    pub(crate) fn stopped(&self) -> Receiver<()> {
-        self.stopped.clone()
     }
 }
 
@@ -113,6 +96,8 @@ fn said(panic: &(dyn Any + Send)) -> &str {
 
 #[cfg(test)]
 mod tests {
+    use crossbeam_channel::bounded;
+
     use super::*;
 
     fn end(body: impl FnOnce() -> Result<(), ThreadError> + Send + 'static) -> (Option<String>, bool) {

@@ -7,12 +7,13 @@ use crossbeam_channel::{Receiver, Sender};
 use servekit_zmq::{Context, Error, Message, Socket, SocketKind, Source, poll};
 
 use super::inbox::{BEAT, Mailbox, Pulse, Waker};
+use super::queue;
 use super::ranks::RankLinks;
 use super::report::{Report, ThreadError};
 use super::shard::{ShardTask, ShardView};
 use super::state::{Queues, publish, snapshot};
 use crate::detok::shard_of;
-use crate::fanout::{FanoutTask, PeerCounters};
+use crate::fanout::{FanoutTask, PeerCounters, Task};
 use crate::log::{Level, LogSink};
 use crate::router::frames::{self, Frames, FromRank, NIL, NoRows};
 use crate::router::{Action, Core, Event, Rows, Share};
@@ -56,7 +57,7 @@ pub(super) struct Router {
     pub(super) stops: Arc<Mailbox<Rid>>,
     pub(super) cuts: Arc<Mailbox<Route>>,
     pub(super) shards: Vec<ShardEnd>,
-    pub(super) fanout: Sender<FanoutTask>,
+    pub(super) fanout: queue::Sender<Task>,
     pub(super) peers: Arc<[PeerCounters]>,
     pub(super) page: Option<Arc<StatePage>>,
     pub(super) pulse: Pulse,
@@ -73,11 +74,36 @@ pub(super) struct Router {
 /// The router's end of a shard.
 pub(super) struct ShardEnd {
     /// Where its work goes, one hand-over a turn: waking a thread costs more than most of its tasks.
-    pub(super) tasks: Sender<Vec<ShardTask>>,
+    pub(super) tasks: ToShard,
     /// The work of this turn.
     pub(super) turn: Vec<ShardTask>,
     /// What it holds and has counted.
     pub(super) view: Arc<ShardView>,
+}
+
+/// The way to a shard.
+pub(super) enum ToShard {
+    /// The first one lives on the fan-out's thread.
+    First(queue::Sender<Task>),
+    /// The others have threads of their own.
+    Other(queue::Sender<Vec<ShardTask>>),
+}
+
+impl ToShard {
+    fn send(&self, turn: Vec<ShardTask>) {
+        // A thread that has ended has said why.
+        let _ = match self {
+            Self::First(tasks) => tasks.send(Task::Turn(turn)),
+            Self::Other(tasks) => tasks.send(turn),
+        };
+    }
+
+    fn len(&self) -> usize {
+        match self {
+            Self::First(tasks) => tasks.len(),
+            Self::Other(tasks) => tasks.len(),
+        }
+    }
 }
 
 /// What the event at hand carried, for actions that pass it on.
@@ -291,14 +317,13 @@ impl Router {
     /// Gives the shards the work of this turn.
     fn hand_over(&mut self) {
         for shard in self.shards.iter_mut().filter(|shard| !shard.turn.is_empty()) {
-            // A shard that has ended has said why.
-            let _ = shard.tasks.send(std::mem::take(&mut shard.turn));
+            shard.tasks.send(std::mem::take(&mut shard.turn));
         }
     }
 
     fn to_fanout(&self, task: FanoutTask) {
         // A fan-out that has ended has said why.
-        let _ = self.fanout.send(task);
+        let _ = self.fanout.send(Task::Send(task));
     }
 
     fn state(&self) -> String {

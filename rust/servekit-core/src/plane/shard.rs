@@ -1,15 +1,14 @@
-//! A detokenizer thread.
+//! A detokenizer shard at work.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-use crossbeam_channel::Sender;
 use serde_json::{Value, json};
 
 use super::inbox::{Inbox, Mailbox};
-use super::report::ThreadError;
+use super::queue::Sender;
 use crate::detok::{Shard, ShardOutput};
-use crate::fanout::FanoutTask;
+use crate::fanout::{FanoutTask, Task};
 use crate::wire::{Rid, ScannedBatch, TextOptions};
 
 /// What a shard holds and has counted, for others to look at.
@@ -43,7 +42,7 @@ impl ShardView {
 }
 
 /// Work for a shard, in the order in which the router decided it.
-pub(super) enum ShardTask {
+pub(crate) enum ShardTask {
     /// A request begins.
     Open { rid: Rid, rank: Option<u16>, text: TextOptions, stream: bool },
     /// A step of a rank; the shard takes its own rows.
@@ -51,42 +50,56 @@ pub(super) enum ShardTask {
     /// A request ends with an error.
     Fail { rid: Rid, status: u16, kind: &'static str, message: String },
     /// Tell when all before this has been handed to the sockets.
-    Flush(Sender<()>),
+    Flush(crossbeam_channel::Sender<()>),
 }
 
-/// Works until the plane stops. Requests that a stop string ended go to `stops`, the what it holds and has counted to `view`.
-pub(super) fn run(
-    mut shard: Shard,
-    inbox: &Inbox<Vec<ShardTask>>,
-    fanout: &Sender<FanoutTask>,
-    stops: &Arc<Mailbox<Rid>>,
-    view: &ShardView,
-) -> Result<(), ThreadError> {
-    let mut out = ShardOutput::default();
-    while let Some(turn) = inbox.next() {
+/// A shard and where its news go, whichever thread it runs on.
+pub(crate) struct ShardRun {
+    shard: Shard,
+    stops: Arc<Mailbox<Rid>>,
+    view: Arc<ShardView>,
+    out: ShardOutput,
+}
+
+impl ShardRun {
+    /// Requests that a stop string ended go to `stops`, what it holds and has counted to `view`.
+    pub(super) fn new(shard: Shard, stops: Arc<Mailbox<Rid>>, view: Arc<ShardView>) -> Self {
+        Self { shard, stops, view, out: ShardOutput::default() }
+    }
+
+    /// Does the work of a turn of the router. What the workers are to get goes to `send`, which returns false if nobody
+    /// sends any more; so does this.
+    pub(crate) fn turn(&mut self, turn: Vec<ShardTask>, mut send: impl FnMut(FanoutTask) -> bool) -> bool {
         for task in turn {
             let mut flush = None;
             match task {
-                ShardTask::Open { rid, rank, text, stream } => shard.open_at(rank, rid.0, text, stream),
-                ShardTask::Batch { rank, batch } => shard.batch_of(rank, &batch, &mut out),
+                ShardTask::Open { rid, rank, text, stream } => self.shard.open_at(rank, rid.0, text, stream),
+                ShardTask::Batch { rank, batch } => self.shard.batch_of(rank, &batch, &mut self.out),
                 ShardTask::Fail { rid, status, kind, message } => {
-                    shard.fail(rid.0, status, kind, &message, &mut out);
+                    self.shard.fail(rid.0, status, kind, &message, &mut self.out);
                 }
                 ShardTask::Flush(done) => flush = Some(done),
             }
-            if !out.aborts.is_empty() {
-                stops.put_all(out.aborts.drain(..).map(Rid));
+            if !self.out.aborts.is_empty() {
+                self.stops.put_all(self.out.aborts.drain(..).map(Rid));
             }
-            view.update(&shard);
-            let frames = std::mem::take(&mut out.frames);
+            self.view.update(&self.shard);
+            let frames = std::mem::take(&mut self.out.frames);
             let text = (!frames.is_empty()).then_some(FanoutTask::Text(frames));
-            for task in text.into_iter().chain(flush.map(FanoutTask::Flush)) {
-                if fanout.send(task).is_err() {
-                    // The fan-out thread has ended, and said why.
-                    return Ok(());
-                }
+            if !text.into_iter().chain(flush.map(FanoutTask::Flush)).all(&mut send) {
+                return false;
             }
         }
+        true
     }
-    Ok(())
+}
+
+/// The thread of a shard that has one of its own: works until the router has gone.
+pub(super) fn run(mut shard: ShardRun, mut inbox: Inbox<Vec<ShardTask>>, fanout: &Sender<Task>) {
+    while let Some(turn) = inbox.next() {
+        if !shard.turn(turn, |task| fanout.send(Task::Send(task))) {
+            // The fan-out thread has ended, and said why.
+            return;
+        }
+    }
 }

@@ -227,7 +227,8 @@ fn name(envelope: &Envelope<'_>) -> String {
 }
 
 fn scan(kind: Kind, body: Message, said: usize) -> Result<Arc<ScannedBatch>, String> {
-    let batch = ScannedBatch::parse(kind, Arc::new(body)).map_err(|error| error.to_string())?;
+    // A plain vector, for libzmq is a call away from each look at a frame's bytes.
+    let batch = ScannedBatch::parse(kind, Arc::new(body.to_vec())).map_err(|error| error.to_string())?;
     if batch.rows() != said {
         return Err(format!("the envelope says {said} rows, the body has {}", batch.rows()));
     }
