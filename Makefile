@@ -38,7 +38,7 @@ test: ## formatting and types, Rust and Python tests and one setting end to end,
 	@$(MAKE) --no-print-directory -j2 setup .venv/.rust-tests
 	@$(MAKE) --no-print-directory style
 	$(RUST_TESTS)
-	$(BIN)/python -m pytest -n 2 --dist loadgroup
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 .PHONY: test-all
 test-all: test lint ## all of `make test`, clippy, then the slow tests: whole settings, clients, kill matrices (an hour at most)

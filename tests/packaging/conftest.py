@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import importlib.util
 import os
 import re
@@ -86,7 +87,10 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel of this checkout, built with cargo's target folder."""
     folder = tmp_path_factory.mktemp("wheel")
     command = [sys.executable, "-m", "maturin", "build", "--release", "--out", str(folder), "-i", sys.executable]
-    built = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=1100)
+    # Two maturins at once take each other's library away, and tests may run in several processes.
+    with (REPOSITORY / "target" / "wheel.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        built = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=1100)
     assert built.returncode == 0, built.stderr
     (found,) = folder.glob("servekit-*.whl")
     return found
