@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.api.fakes import FakeServer
+from tests.api.fakes import FakeServer, says, until
 
 HI = [{"role": "user", "content": "hi"}]
 JSON = {"content-type": "application/json"}
@@ -277,6 +277,45 @@ def test_what_is_no_http_gets_an_error_too(server: FakeServer, nonsense: bytes) 
     assert json.loads(body)["error"]["code"] == "invalid_http"
 
 
+def completion(head: bytes = b"", **fields: object) -> bytes:
+    """A request for a completion, as it goes over the wire."""
+    body = json.dumps({"model": "tiny", "prompt": "hi", **fields}).encode()
+    return b"POST %b HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n%b\r\n%b" % (
+        COMPLETIONS.encode(),
+        len(body),
+        head,
+        body,
+    )
+
+
+BROKEN_BODY = b"POST /tokenize HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\nno size\r\n"
+
+
+@pytest.mark.parametrize(
+    "behind",
+    [b"nonsense\r\n\r\n", b"GET /version HTTP/1.1\r\nx: " + b"y" * (1 << 20), BROKEN_BODY, completion() + BROKEN_BODY],
+    ids=["no HTTP", "a large head", "a broken body", "a good request and a broken body"],
+)
+def test_a_refusal_waits_for_the_answers_before_it(server: FakeServer, behind: bytes) -> None:
+    server.control.script = says("a", "b", "c", "d", pause=0.05)
+    head, rest = exchange(server, completion(stream=True) + behind)
+    assert head.startswith(b"HTTP/1.1 200")
+    stream, more, refusal = rest.partition(b"0\r\n\r\nHTTP/1.1 ")
+    assert b"HTTP/1.1" not in stream and stream.count(b'"text"') == 4 and stream.endswith(b"data: [DONE]\n\n\r\n")
+    if behind.startswith(b"POST /v1"):
+        assert refusal.startswith(b"200")
+        _, more, refusal = refusal.partition(b"HTTP/1.1 ")
+    assert more and refusal[:3] in (b"400", b"431")
+    assert json.loads(refusal.partition(b"\r\n\r\n")[2])["error"]["code"] == "invalid_http"
+
+
+def test_a_refused_body_ends_the_connection_at_once(server: FakeServer) -> None:
+    head, body = exchange(server, BROKEN_BODY)
+    assert b" 400 " in head
+    assert json.loads(body)["error"]["code"] == "invalid_http"
+    assert until(lambda: not server.worker._server.server_state.tasks), "the handler is done as well"
+
+
 @pytest.mark.parametrize("whole", [True, False], ids=["at once", "byte by byte"])
 def test_an_offered_upgrade_is_passed_over(server: FakeServer, whole: bool) -> None:
     body = json.dumps({"model": "tiny", "prompt": "hi"}).encode()
@@ -304,6 +343,15 @@ def test_a_length_that_is_too_large_is_refused_before_the_body(server: FakeServe
     with socket.create_connection(server.address, timeout=5) as sock:
         sock.sendall(b"POST /tokenize HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % length)
         assert b" 413 " in sock.recv(4096)
+
+
+def test_whole_numbers_may_be_written_as_floats(http: httpx.Client, server: FakeServer) -> None:
+    body = {"model": "tiny", "prompt": [72.0, 105.0], "max_tokens": 2.0, "n": 1.0, "top_k": 5.0, "temperature": 1.0}
+    assert http.post(COMPLETIONS, json=body).status_code == 200
+    params = server.control.generated[0][1].sampling_params
+    assert (params.max_new_tokens, params.top_k, params.temperature) == (2, 5, 1.0)
+    for field, value in {"max_tokens": 1.5, "n": 1e300, "top_k": 2.0**60, "stop": 1.0}.items():
+        assert error_of(http.post(COMPLETIONS, json={**body, field: value}))["param"] == field
 
 
 def test_a_value_is_not_repeated_at_length(http: httpx.Client) -> None:

@@ -85,6 +85,16 @@ def test_a_body_that_stalls(slow: FakeServer, client: socket.socket) -> None:
     assert until(lambda: not slow.worker._server.server_state.tasks), "the handler is done as well"
 
 
+def test_who_is_slow_behind_a_stream_gets_the_stream_first(slow: FakeServer, client: socket.socket) -> None:
+    slow.control.script = says("a", "b", "c", pause=0.5)
+    body = BODY[:-1] + b', "stream": true}'
+    client.sendall(HEAD + b"content-length: %d\r\n\r\n" % len(body) + body + HEAD)
+    stream, _, refusal = rest(client).partition(b"0\r\n\r\n")
+    assert stream.startswith(b"HTTP/1.1 200") and stream.endswith(b"data: [DONE]\n\n\r\n")
+    assert is_408(refusal)
+    assert slow.page.counters["slow_senders"] == 1
+
+
 def test_a_body_that_comes_steadily_may_take_long(slow: FakeServer, client: socket.socket) -> None:
     padded = b'{"user": "' + b"x" * 3000 + b'", ' + BODY[1:]
     client.sendall(HEAD + b"connection: close\r\ncontent-length: %d\r\n\r\n" % len(padded))

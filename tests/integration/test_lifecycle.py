@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
 
 CONTROL, HTTP, RANK = "servekit::control", "servekit::http[0]", "servekit::scheduler[dp=0]"
@@ -61,6 +62,43 @@ def test_a_secret_is_in_no_title_and_no_log(start):
     server = start("--admin-api-key", "sesame-4711")
     assert not [title for title in server.processes() if "4711" in title]
     assert "4711" not in server.text() + server.output.read_text()
+
+
+def test_a_key_in_a_url_is_not_logged(start, until):
+    server = start("--access-log")
+    httpx.get(f"{server.url}/v1/models?api_key=sesame-4711", timeout=5)
+    until(lambda: '"GET /v1/models HTTP/1.1" 200' in server.text(), 5, server.text)
+    assert "4711" not in server.text()
+
+
+@pytest.mark.parametrize("full", ["stdout", "stderr"])
+def test_output_that_its_disk_does_not_take_ends_nothing(until, full):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+
+    def ready() -> bool:
+        try:
+            return httpx.get(f"http://127.0.0.1:{port}/ready", timeout=5).status_code == 200
+        except httpx.TransportError:
+            return False
+
+    command = [sys.executable, "-P", "-m", "servekit.cli.serve", "--engine", "mock", "--access-log", "--port", str(port)]
+    with open("/dev/full", "wb") as sink, subprocess.Popen(command, **{full: sink}) as process:
+        try:
+            until(ready, 60)
+            before = cpu_s(process.pid)
+            time.sleep(1)
+            assert cpu_s(process.pid) - before < 0.5, "nobody turns in circles"
+        finally:
+            process.terminate()
+            assert process.wait(20) == 0
+
+
+def cpu_s(pid: int) -> float:
+    """CPU seconds of a process and its children so far."""
+    family = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
+    return sum(sum(each.cpu_times()[:2]) for each in family)
 
 
 def test_logs_as_json(start):
@@ -183,6 +221,43 @@ def test_a_rank_that_dies_on_its_own_is_logged_with_its_status(start, stream, un
     assert f"{RANK} (pid " in server.text() and "ended with status 7" in server.text()
     until(server.gone, GONE_S)
     assert server.traces() == []
+
+
+def test_a_rank_that_hangs_ends_as_one_that_died(start, stream, until):
+    server = start("--watchdog-timeout", "2")
+    running = streams_running(server, stream, until, 4)
+    server.processes()[RANK].suspend()
+    assert server.process.wait(2 + STOP_S) == 1
+    assert all(each.join(5) and each.ended_with_one_error() for each in running)
+    assert f"{RANK} (pid " in server.text() and "has said nothing for 2 s" in server.text()
+    until(server.gone, GONE_S)
+    assert server.traces() == []
+
+
+def test_a_rank_that_is_busy_with_one_thing_writes_its_stacks_before_its_end(start, stream, until, tmp_path):
+    script = tmp_path / "script.toml"
+    script.write_text('[[rules]]\nfaults = [{ kind = "hang", at = 5, for_ms = 60000 }]\n')
+    server = start("--mock-script", str(script), "--watchdog-timeout", "2")
+    stream(server)
+    assert server.process.wait(2 + STOP_S) == 1
+    assert "_strike" in server.text(), "the stack tells where it hung"
+
+
+def test_waiting_is_no_hanging(start, stream, until):
+    server = start("--watchdog-timeout", "2")
+    assert httpx.post(f"{server.url}/pause_generation", timeout=10).status_code == 200
+    one = stream(server, max_tokens=20)
+    until(lambda: server.state()["ranks"]["0"]["waiting"] == 1, 10, server.text)
+    began = server.state()["control"]["counters"]["batches"]
+    time.sleep(3)
+    assert httpx.post(f"{server.url}/continue_generation", timeout=10).status_code == 200
+    assert one.join(10) and one.errors == 0 and began == 0
+    # Stopped for less than the timeout is no failure either.
+    rank = server.processes()[RANK]
+    rank.suspend()
+    time.sleep(0.5)
+    rank.resume()
+    assert server.complete().status_code == 200
 
 
 def test_a_hanging_child_does_not_keep_the_server(start, stream, until):

@@ -93,6 +93,7 @@ FLAGS = (
         (),
         "METHOD",
     ),
+    Flag("watchdog_timeout", BALANCE, "Seconds that a rank with requests may be silent.", (), "SECONDS"),
     Flag("rank_wait_timeout", BALANCE, "Seconds that a request waits for an active rank.", (), "SECONDS"),
     Flag("max_queued_requests", BALANCE, "Most requests that wait; more get 503.", (), "N"),
     Flag(

@@ -87,6 +87,7 @@ class ServerArgs(msgspec.Struct, kw_only=True, frozen=True):
         mock_script: JSON or TOML file with scripted tokens, timings and faults.
         chat_template: file with, or text of, a Jinja chat template that replaces the model's.
         drain_timeout: seconds that running requests get after SIGTERM.
+        watchdog_timeout: seconds that a rank with requests may say nothing before it is killed.
         max_body_size: largest request body in bytes.
         api_key: keys that clients may use, each one enough; with none, and no file, everybody may ask.
         api_key_file: file with further keys, one a line.
@@ -147,6 +148,7 @@ class ServerArgs(msgspec.Struct, kw_only=True, frozen=True):
     mock_script: str | None = None
     chat_template: str | None = None
     drain_timeout: float = 30.0
+    watchdog_timeout: float = 300.0
     max_body_size: int = 16 << 20
     api_key: tuple[str, ...] = ()
     api_key_file: str | None = None
@@ -231,6 +233,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "seed": (0, (1 << 63) - 1),
     "mock_step_ms": (0, 60000),
     "drain_timeout": (0, 86400),
+    "watchdog_timeout": (2, 86400),
     "max_body_size": (1024, 1 << 32),
 }
 

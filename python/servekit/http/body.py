@@ -21,6 +21,10 @@ _MAX_WHY = 500
 
 _AT = re.compile(r"^(?P<why>.*) - at (?:`key` in )?`\$\.?(?P<path>.*)`$", re.DOTALL)
 
+_FLOAT_FOR_INT = re.compile(r"Expected `[^`]*\bint\b[^`]*`, got `float`")
+_MAX_EXACT = 2**53
+"""From here on not every integer is a float of its own."""
+
 
 @lru_cache
 def _decoder(type_: type[Any]) -> msgspec.json.Decoder[Any]:
@@ -42,7 +46,7 @@ async def read_body(request: Request, type_: type[T], max_size: int, *, optional
     if optional and not raw:
         return type_()
     try:
-        body: T = _decoder(type_).decode(raw)
+        body = _decode(raw, type_)
     except msgspec.ValidationError as error:
         raise _invalid(str(error)) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -52,6 +56,31 @@ async def read_body(request: Request, type_: type[T], max_size: int, *, optional
     if log.isEnabledFor(logging.DEBUG):
         _log_unknown(raw, type_)
     return body
+
+
+def _decode(raw: bytes, type_: type[T]) -> T:
+    """The body, in which 16.0 is an integer too: JSON has numbers only, and some languages write all of them so.
+
+    Raises:
+        msgspec.DecodeError, UnicodeDecodeError, RecursionError: see `read_body`.
+    """
+    try:
+        body: T = _decoder(type_).decode(raw)
+    except msgspec.ValidationError as error:
+        if not _FLOAT_FOR_INT.match(str(error)):
+            raise
+        body = msgspec.convert(_with_integers(msgspec.json.decode(raw)), type_)
+    return body
+
+
+def _with_integers(value: Any) -> Any:
+    if isinstance(value, float):
+        return int(value) if value.is_integer() and abs(value) <= _MAX_EXACT else value
+    if isinstance(value, list):
+        return [_with_integers(each) for each in value]
+    if isinstance(value, dict):
+        return {key: _with_integers(each) for key, each in value.items()}
+    return value
 
 
 async def _read(request: Request, max_size: int) -> bytes:

@@ -11,9 +11,8 @@ import resource
 from collections.abc import Callable, Iterable
 from typing import ClassVar
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
-
 from servekit.http.errors import raw_error
+from servekit.http.refusing import RefusingProtocol
 from servekit.tokenizer.refusal import Refusal
 
 FIRST_BYTE_S = 65.0
@@ -40,7 +39,7 @@ def connection_limit() -> int:
     return 1 << 30 if soft == resource.RLIM_INFINITY else max(16, soft - _KEPT_DESCRIPTORS)
 
 
-class PatientProtocol(HttpToolsProtocol):
+class PatientProtocol(RefusingProtocol):
     """uvicorn's protocol, which knows until when its client must have done what it is about to do.
 
     Attributes:
@@ -96,6 +95,9 @@ class PatientProtocol(HttpToolsProtocol):
             What to count: slow_senders or slow_readers; None if all is well.
         """
         self.due += late
+        if self.last_words is not None and not self.transport.is_closing():
+            # What it did not send to the end is refused already, and waits for the answers before it.
+            self.due = math.inf
         if self.flow.read_paused:
             # The client could not send if it wanted to.
             self.due = max(self.due, now + BODY_S)
@@ -117,14 +119,12 @@ class PatientProtocol(HttpToolsProtocol):
         if self.transport.is_closing():
             self.transport.abort()
             return None
-        in_body = self.cycle is not None and not self.cycle.response_complete
-        begun = self.scope is not None
-        if begun and not (in_body and self.cycle.response_started):
-            what = "body" if in_body else "headers"
-            refusal = Refusal(408, f"the request's {what} came too slowly", code="request_timeout")
-            self.transport.write(raw_error(refusal))
         self.due = now + LINGER_S
-        self.transport.close()
+        if self.scope is None:
+            self.transport.close()
+        else:
+            what = "body" if self.cycle is not None and self.cycle.more_body else "headers"
+            self.refuse(Refusal(408, f"the request's {what} came too slowly", code="request_timeout"))
         return "slow_senders"
 
 

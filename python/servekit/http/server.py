@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Callable, Generator, Mapping
 from typing import Any
 
@@ -11,7 +12,6 @@ import httptools
 import uvicorn
 from fastapi import FastAPI
 
-from servekit.http.errors import raw_error
 from servekit.http.patience import SWEEP_S, PatientProtocol, Sweep, connection_limit
 from servekit.http.protocol import StreamingProtocol
 from servekit.tokenizer.refusal import Refusal
@@ -48,6 +48,9 @@ class _Protocol(StreamingProtocol, PatientProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Bytes from the client."""
+        if self.last_words is not None:
+            # Nobody can say where a next request would begin.
+            return
         self._unset_keepalive_if_required()
         self._begun = False
         rest: bytes | memoryview = data
@@ -62,7 +65,7 @@ class _Protocol(StreamingProtocol, PatientProtocol):
             self._head_size += len(data)
             if self._head_size > MAX_HEAD:
                 refusal = Refusal(431, f"the request's headers are larger than {MAX_HEAD} bytes", code="invalid_http")
-                self._refuse(refusal)
+                self.refuse(refusal)
 
     def _feed(self, data: bytes | memoryview) -> bytes | memoryview:
         """Parse up to the first offer of an upgrade, which is passed over as RFC 9110 wants; what comes after it.
@@ -88,11 +91,15 @@ class _Protocol(StreamingProtocol, PatientProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """Refuse what is no HTTP, and close the connection."""
-        self._refuse(Refusal(400, f"this is no valid HTTP request: {msg}", code="invalid_http"))
+        self.refuse(Refusal(400, f"this is no valid HTTP request: {msg}", code="invalid_http"))
 
-    def _refuse(self, refusal: Refusal) -> None:
-        self.transport.write(raw_error(refusal))
-        self.transport.close()
+
+def without_query(record: logging.LogRecord) -> bool:
+    """A filter for the access log: no route reads a query, so what is in one is a mistake, and may be a key."""
+    if isinstance(record.args, tuple) and len(record.args) == 5:
+        client, method, path, version, status = record.args
+        record.args = (client, method, str(path).partition("?")[0], version, status)
+    return True
 
 
 class Server(uvicorn.Server):
@@ -132,6 +139,7 @@ class Server(uvicorn.Server):
                 **tls,
             )
         )
+        logging.getLogger("uvicorn.access").addFilter(without_query)
         self._on_started = on_started
         self._on_second = on_second
         self._count = count

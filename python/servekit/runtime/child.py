@@ -29,6 +29,8 @@ from servekit.runtime.shared_memory import read_from_shared_memory, segment_name
 logger = logging.getLogger("servekit.runtime")
 
 CONTROL, HTTP, SCHEDULER = "control", "http", "scheduler"
+STACKS_SIGNAL = signal.SIGUSR1
+"""Makes a child write the stacks of its threads to standard error."""
 
 
 class Boot(msgspec.Struct, frozen=True):
@@ -155,6 +157,7 @@ def main() -> NoReturn:
     setproctitle(title_of(role, index))
     _follow_parent(role, boot)
     faulthandler.enable()
+    faulthandler.register(STACKS_SIGNAL)
     logs.configure(title_of(role, index), boot.epoch, boot.log_level, boot.log_format)
     status = 1
     try:

@@ -15,7 +15,7 @@ import msgspec
 
 from servekit.config.secrets import ENVIRONMENT as SECRET_ENVIRONMENT
 from servekit.runtime.channel import Channel
-from servekit.runtime.child import CONTROL, HTTP, SCHEDULER, Boot, title_of
+from servekit.runtime.child import CONTROL, HTTP, SCHEDULER, STACKS_SIGNAL, Boot, title_of
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -124,6 +124,12 @@ class Child:
         if self.reap() is None:
             with contextlib.suppress(ProcessLookupError):
                 self._process.kill()
+
+    def write_stacks(self) -> None:
+        """Have it write what its threads are doing, if it still runs and can."""
+        if self.reap() is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.send_signal(STACKS_SIGNAL)
 
     def wait(self, timeout: float) -> int | None:
         """Wait at most that many seconds for its end; its status, or None if it still runs."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import shlex
+import sys
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -133,8 +133,11 @@ def announce(server: Server, took: float) -> None:
         if any("embedding_size" in rank for rank in info):
             kind = "embeddings"
         line = curl_line(url, model.name, kind, options)
-        with contextlib.suppress(BrokenPipeError):
+        try:
             print(line, flush=True)  # noqa: T201 (to be copied)
+        except OSError:
+            # Nobody reads it, or its disk is full: that must not end the server, nor may Python try again at its end.
+            sys.stdout = None  # type: ignore[assignment]
 
 
 def _least(info: list[dict[str, Any]], key: str) -> str:

@@ -37,6 +37,7 @@ from servekit.runtime.shared_memory import (
 from servekit.runtime.shutdown import OK, after_death, at_once, drain, end_children
 from servekit.runtime.startup import StartError, announce, start
 from servekit.runtime.watch import Ended, Message, Signal, Stopped, Watch
+from servekit.runtime.watchdog import LOOK_EVERY_S, Watchdog
 
 logger = logging.getLogger("servekit.runtime")
 
@@ -241,8 +242,9 @@ def _status_of(number: int) -> int:
 
 def _watch_over(server: Server) -> int:
     """Serve until a signal or a death, then end in the way that fits."""
+    watchdog = Watchdog(server.args.watchdog_timeout)
     while True:
-        for event in server.watch.wait(None):
+        for event in server.watch.wait(LOOK_EVERY_S):
             match event:
                 case Signal(signal.SIGINT):
                     at_once(server, "the server was interrupted")
@@ -253,6 +255,7 @@ def _watch_over(server: Server) -> int:
                     return after_death(server, child)
                 case Message(child, body):
                     _note(child, body)
+        watchdog.look(server)
 
 
 def _note(child: Child, body: dict[str, Any]) -> None:

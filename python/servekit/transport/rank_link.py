@@ -37,6 +37,8 @@ HIGH_WATER_MARK = 65536
 """Messages that may wait on one side of a socket; then the sender waits."""
 SEND_TIMEOUT_S = 10.0
 """How long a full socket may stay full before the link counts as dead."""
+REPEAT_S = 0.5
+"""A rank that has requests and waits repeats its load that often, for nobody could tell it from one that is stuck."""
 LINGER_MS = 500
 """How long `close` lets ZeroMQ deliver what was sent."""
 MAX_BURST = 4096
@@ -85,6 +87,7 @@ class RankLink:
         self._rank, self._epoch, self._control_epoch = rank, epoch, ports.control_epoch
         self._exts, self._schema = name_exts(title, build), schema_hash()
         self._seq = self._step = self._reported = 0
+        self._load = Load()
         self._logged: set[str] = set()
         self._decoders = {kind: msgspec.msgpack.Decoder(body) for kind, body in _BODIES.items()}
         self._encoder = msgspec.msgpack.Encoder()
@@ -128,8 +131,13 @@ class RankLink:
             left = None if deadline is None else deadline - time.monotonic()
             if left is not None and left <= 0:
                 break
+            has_requests = self._load.running + self._load.waiting > 0
+            repeats = has_requests and (left is None or left > REPEAT_S)
             # The descriptor reports changes only: it is safe to wait on after `_take` has emptied the socket.
-            ready, _, _ = select.select(self._readable, [], [], left)
+            ready, _, _ = select.select(self._readable, [], [], REPEAT_S if repeats else left)
+            if not ready and repeats:
+                self.send_batch(BatchTokenIDOutput(rids=[]), self._load, self._reported)
+                continue
             if not ready:
                 break
             found = self._take()
@@ -235,6 +243,7 @@ class RankLink:
         if load is not None:
             # A number says what the load beside it counts, so it moves only together with one.
             self._reported = self.last_dispatch if last_dispatch is None else last_dispatch
+            self._load = load
         envelope = Envelope(
             kind, self._step, rank=self._rank, rows=len(batch.rids), last_dispatch=self._reported, load=load
         )

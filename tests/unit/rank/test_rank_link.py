@@ -89,6 +89,23 @@ def test_a_dispatch_is_acknowledged_only_with_a_load_that_counts_it(control, lin
     assert (control.receive()[0].last_dispatch, link.last_dispatch) == (0, 1)
 
 
+def test_a_rank_that_waits_with_requests_says_so(control, link, monkeypatch):
+    monkeypatch.setattr("servekit.transport.rank_link.REPEAT_S", 0.02)
+    greeted(control)
+    assert link.receive(0.1) == []
+    control.generate(5)
+    link.receive(5)
+    load = Load(1, 0, 3, 4, 5)
+    link.send_batch(BatchTokenIDOutput(rids=[]), load)
+    assert link.receive(0.1) == []
+    told = [control.receive() for _ in range(3)]
+    assert [(envelope.load, envelope.last_dispatch, batch.rids) for envelope, batch in told] == [(load, 1, [])] * 3
+    link.send_batch(BatchTokenIDOutput(rids=[]), Load())
+    while control.receive()[0].load != Load():
+        pass
+    assert link.receive(0.1) == [] and control.receive(0.1) is None
+
+
 def test_frames_of_other_lives_are_dropped_and_counted(control, link):
     for sender, receiver in (
         (control.epoch - 1, control.rank_epoch),

@@ -94,6 +94,7 @@ pub(super) fn publish(core: &Core<Frames>, page: &StatePage) {
             (Rank::PoolTokens, view.load.pool_tokens),
             (Rank::Dispatched, view.dispatched),
             (Rank::LastBeatNs, view.seen),
+            (Rank::Requests, budget.requests()),
         ] {
             page.set_rank(rank, field, value);
         }

@@ -6,7 +6,7 @@ use super::histogram::Histogram;
 /// First word of a page: "SVKSTATE".
 pub const MAGIC: u64 = u64::from_le_bytes(*b"SVKSTATE");
 /// Version of the layout; a page of another version is refused.
-pub const VERSION: u64 = 2;
+pub const VERSION: u64 = 3;
 /// Most threads of the control process whose beats are kept: router, fan-out and the detokenizer shards.
 pub const MAX_THREADS: usize = 64;
 /// Most workers or ranks that a page describes.
@@ -80,6 +80,8 @@ pub enum Rank {
     Dispatched = 8,
     /// Monotonic nanoseconds of its last frame.
     LastBeatNs = 9,
+    /// Requests that it has by its last report, and those dispatched since.
+    Requests = 10,
 }
 
 /// Words of an HTTP worker's block. What is counted is counted over all lives of the worker.
@@ -148,7 +150,7 @@ pub enum WorkerRank {
 pub const CONTROL_FIELDS: [&str; 10] =
     ["epoch", "pid", "in_flight", "waiting", "queued_tokens", "dropped", "fenced", "refused", "aborts", "threads"];
 /// Names of a rank block's words, in order.
-pub const RANK_FIELDS: [&str; 10] = [
+pub const RANK_FIELDS: [&str; 11] = [
     "active",
     "epoch",
     "pid",
@@ -159,6 +161,7 @@ pub const RANK_FIELDS: [&str; 10] = [
     "pool_tokens",
     "dispatched",
     "last_beat_ns",
+    "requests",
 ];
 /// Names of a worker block's own words, in order.
 pub const WORKER_FIELDS: [&str; 22] = [
