@@ -83,8 +83,18 @@ def test_output_that_its_disk_does_not_take_ends_nothing(until, full):
         except httpx.TransportError:
             return False
 
-    command = [sys.executable, "-P", "-m", "servekit.cli.serve", "--engine", "mock", "--access-log", "--port", str(port)]
-    with open("/dev/full", "wb") as sink, subprocess.Popen(command, **{full: sink}) as process:
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "servekit.cli.serve",
+        "--engine",
+        "mock",
+        "--access-log",
+        "--port",
+        str(port),
+    ]
+    with Path("/dev/full").open("wb") as sink, subprocess.Popen(command, **{full: sink}) as process:
         try:
             until(ready, 60)
             before = cpu_s(process.pid)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import zmq
 from servekit.messages.envelope import Envelope, Ext, Kind, decode_envelope, encode_envelope
 from servekit.transport import sender as sender_module
 from servekit.transport.dispatcher import TypeBasedDispatcher
-from servekit.transport.receiver import Expected, Receiver
+from servekit.transport.receiver import TURN, Expected, Receiver
 from servekit.transport.sender import Link, LinkFull, SenderWrapper
 
 LINK = Link(sender=2, sender_epoch=5, receiver_epoch=7, name="http[2]", schema=99, build="1.0")
@@ -66,9 +67,19 @@ class Received:
         self.gaps: list[str] = []
         self.acknowledged: list[int] = []
         self.can_tell = True
-        self.dispatcher = TypeBasedDispatcher({Kind.ABORT: lambda e, f: self.ids.append(e.id), Kind.PAUSE: self.fail})
+        self.turns: list[int] = []
+        self.dispatcher = TypeBasedDispatcher(
+            {
+                Kind.ABORT: lambda e, f: self.ids.append(e.id),
+                Kind.CONTROL_REPLY: lambda e, f: self.ids.append(e.id),
+                Kind.PAUSE: self.fail,
+            }
+        )
         expected = Expected(epoch=7, sender_epoch=5, schema=99)
-        self.receiver = Receiver(context, self.path, expected, self.dispatcher, self.gaps.append, self.acknowledge)
+        self.receiver = Receiver(
+            context, self.path, expected, self.dispatcher, self.gaps.append, self.acknowledge,
+            urgent=(Kind.CONTROL_REPLY,), on_turn=lambda: self.turns.append(len(self.ids)),
+        )  # fmt: skip
 
     def acknowledge(self, number: int) -> bool:
         self.acknowledged.append(number)
@@ -76,6 +87,18 @@ class Received:
 
     def fail(self, envelope: Envelope, frames: object) -> None:
         raise ValueError("a handler's own fault")
+
+    def send(
+        self, context: zmq.Context, messages: Sequence[Envelope | list[bytes]], link: Link, skip: dict[int, int]
+    ) -> None:
+        sender = SenderWrapper(context, self.path, link)
+        for i, message in enumerate(messages):
+            sender.sent += skip.get(i, 0)
+            if isinstance(message, Envelope):
+                sender.send(message, None)
+            else:
+                sender._socket.send_multipart(message)
+        sender.close()
 
     def take(
         self,
@@ -88,19 +111,13 @@ class Received:
 
         async def run() -> None:
             self.receiver.start(asyncio.get_running_loop())
-            sender = SenderWrapper(self.context, self.path, link)
-            for i, message in enumerate(messages):
-                sender.sent += (skip or {}).get(i, 0)
-                if isinstance(message, Envelope):
-                    sender.send(message, None)
-                else:
-                    sender._socket.send_multipart(message)
+            if messages:
+                self.send(self.context, messages, link, skip or {})
             try:
                 async with asyncio.timeout(5):
                     while not until():
                         await asyncio.sleep(0.005)
             finally:
-                sender.close()
                 self.receiver.close()
 
         asyncio.run(run())
@@ -115,6 +132,19 @@ def test_messages_arrive_in_order(context: zmq.Context, tmp_path: Path) -> None:
     received.take(*[abort(i) for i in range(1, 1001)], until=lambda: len(received.ids) == 1000)
     assert received.ids == list(range(1, 1001))
     assert received.gaps == []
+
+
+def test_what_is_urgent_does_not_wait_behind_the_rest(context: zmq.Context, tmp_path: Path) -> None:
+    received = Received(context, tmp_path)
+    messages = [*[abort(i) for i in range(1, 2001)], Envelope(Kind.CONTROL_REPLY, 9999)]
+    with zmq.Context() as others:
+        received.send(others, messages, LINK, {})
+    # All of it has left, and lies before the receiver when that begins.
+    received.take(until=lambda: received.acknowledged[-1:] == [2002])
+    assert received.ids.index(9999) < 1000
+    received.ids.remove(9999)
+    assert received.ids == list(range(1, 2001)) and received.gaps == []
+    assert max(b - a for a, b in itertools.pairwise([0, *received.turns])) <= TURN + 1
 
 
 def test_a_lost_frame_is_noticed_once(context: zmq.Context, tmp_path: Path) -> None:

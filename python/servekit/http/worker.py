@@ -72,6 +72,8 @@ class TokenizerWorker:
             self.manager.dispatcher,
             self.manager.lost_frames,
             self._acknowledge,
+            urgent=(Kind.CONTROL_REPLY, Kind.SET_LOG_LEVEL, Kind.ABORT_REQUESTS),
+            on_turn=self.manager.write_out,
         )
         app = create_app(self.manager, template, self._scheduler_info, self._counters, ctx.secrets)
         self._server = Server(

@@ -48,7 +48,7 @@ class Watchdog:
                 continue
             self._asked.add(child.index)
             logger.error(
-                "%s (pid %d) has requests and has said nothing for %g s: its stacks, if it can write them, then its end",
+                "%s (pid %d) has requests and has said nothing for %g s: it gets to write its stacks, then it ends",
                 child.title,
                 child.pid,
                 self._timeout_s,

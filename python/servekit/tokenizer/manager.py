@@ -29,6 +29,7 @@ from servekit.tokenizer.embedding import embedding_messages_of, plan_embeddings,
 from servekit.tokenizer.encoding import TextEncoder
 from servekit.tokenizer.meter import UNKNOWN, Meter
 from servekit.tokenizer.refusal import Refusal
+from servekit.tokenizer.silence import TICK_S, ControlSilence
 from servekit.tokenizer.state import Choice, Job, Prompt
 from servekit.tokenizer.turns import Turns
 from servekit.transport.dispatcher import TypeBasedDispatcher
@@ -77,6 +78,7 @@ class TokenizerManager:
         self.encoder = encoder
         self.turns = Turns()
         self.decodes = not config.server_args.skip_tokenizer_init
+        self.silence = ControlSilence(page)
         self.meter = Meter(page, worker)
         self.malformed = 0
         self._sender = sender
@@ -87,6 +89,7 @@ class TokenizerManager:
         self._counter = itertools.count(1)
         self._live: dict[int, tuple[Job, Choice]] = {}
         self._direct = TextStreams()
+        self._written: dict[Callable[[bytes], None], list[bytes]] = {}
         self._jobs: set[Job] = set()
         self._controls = ControlMessages(worker, sender, self._mint)
         self._batch = msgspec.msgpack.Decoder(BatchStrOutput)
@@ -114,7 +117,7 @@ class TokenizerManager:
         phase = self.page.phase
         if phase != Phase.READY:
             return "the server is starting" if phase == Phase.STARTING else "the server is shutting down"
-        if self.page.control_age() > CONTROL_SILENCE_S:
+        if self.silence.seconds() > CONTROL_SILENCE_S:
             return "the control process is not heard"
         return None
 
@@ -264,10 +267,17 @@ class TokenizerManager:
             self._count_malformed(error)
             return
         for sink, data in events:
-            sink(data)
+            self._written.setdefault(sink, []).append(data)
         self.meter.past(*metered)
         if left is not None and (batch := self._decode(self._batch, left)) is not None:
             self._take_rows(envelope, batch, batch.output_strs, batch.output_ids)
+
+    def write_out(self) -> None:
+        """Write what has come for streams past their jobs; of several messages, all that is one stream's at once."""
+        if self._written:
+            written, self._written = self._written, {}
+            for sink, parts in written.items():
+                sink(parts[0] if len(parts) == 1 else b"".join(parts))
 
     def _take_ids(self, envelope: Envelope, frames: Sequence[bytes]) -> None:
         if (batch := self._decode(self._undecoded, frames[0])) is not None:
@@ -395,9 +405,10 @@ class TokenizerManager:
     async def watch_control(self) -> None:
         """Once a second: end the live jobs if the control process is silent, and count. Runs as long as the worker."""
         while True:
-            await asyncio.sleep(1)
+            await asyncio.sleep(TICK_S)
+            self.silence.tick()
             self.meter.cache(self.encoder.cache_counts)
-            if self._jobs and (age := self.page.control_age()) > CONTROL_SILENCE_S:
+            if self._jobs and (age := self.silence.seconds()) > CONTROL_SILENCE_S:
                 log.error("the control process has been silent for %.1f s: ending %d requests", age, len(self._jobs))
                 self.fail_all(Refusal(503, "the control process does not answer", retry_after=RETRY_AFTER_S))
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 import zmq
 
-from servekit.messages.envelope import EnvelopeError, Kind, decode_envelope
+from servekit.messages.envelope import Envelope, EnvelopeError, Kind, decode_envelope
 from servekit.transport.dispatcher import TypeBasedDispatcher
 
 log = logging.getLogger(__name__)
@@ -20,6 +21,11 @@ HIGH_WATER_MARK = 65536
 
 ACKNOWLEDGE_S = 0.05
 """How soon the peer is told what was handled."""
+
+TURN = 16
+"""Most messages that are handled before others on the loop have their turn."""
+LOOK_AHEAD = 1024
+"""Most messages that are taken from the socket in one turn."""
 
 # Plain numbers: `&` and `|` of pyzmq's own make an enum member each time.
 _READABLE = int(zmq.POLLIN)
@@ -38,9 +44,13 @@ class Expected:
 class Receiver:
     """A bound PULL socket. One wake-up of the loop empties it.
 
+    Messages are handled in their order, but for the urgent kinds: when this process is behind, what an operator said
+    or waits for does not stand in line behind everybody's text.
+
     Frames for another life of this process or from another life of the peer are dropped and counted; a number that
     is missing on the link means that frames were lost, and `on_gap` is told. `acknowledge` is told the number of the
-    last frame handled, at most every `ACKNOWLEDGE_S` seconds and only when it has changed; it says whether it could.
+    frame up to which all are handled, at most every `ACKNOWLEDGE_S` seconds and only after something was handled; it
+    says whether it could.
 
     Attributes:
         fenced: frames dropped because an epoch did not fit.
@@ -56,7 +66,16 @@ class Receiver:
         dispatcher: TypeBasedDispatcher,
         on_gap: Callable[[str], None],
         acknowledge: Callable[[int], bool],
+        *,
+        urgent: Collection[Kind] = (),
+        on_turn: Callable[[], None] = lambda: None,
     ) -> None:
+        """Bind the socket; nothing is received before `start`.
+
+        Args:
+            urgent: kinds that are handled as soon as they are seen.
+            on_turn: called after up to `TURN` messages have been handled, and before anybody else has the loop.
+        """
         self.fenced = 0
         self.malformed = 0
         self.gaps = 0
@@ -64,6 +83,10 @@ class Receiver:
         self._dispatcher = dispatcher
         self._on_gap = on_gap
         self._acknowledge = acknowledge
+        self._urgent = frozenset(urgent)
+        self._on_turn = on_turn
+        self._waiting: deque[tuple[Envelope, list[bytes]]] = deque()
+        self._returns = False
         self._timer: asyncio.TimerHandle | None = None
         self._next_seq: int | None = None
         self._mismatch = False
@@ -90,19 +113,37 @@ class Receiver:
         self._socket.close()
 
     def _drain(self) -> None:
-        """Take one message, and come back after whoever waited for it has had a turn."""
-        # Asking costs less than the exception that an empty socket raises.
-        if self._loop is None or not int(self._socket.getsockopt(zmq.EVENTS)) & _READABLE:
+        """Take what has come, handle some of it, and come back for the rest after others have had a turn."""
+        if self._loop is None:
             return
-        frames = [self._socket.recv(_NO_WAIT)]
-        while self._socket.getsockopt(zmq.RCVMORE):
-            frames.append(self._socket.recv(_NO_WAIT))
+        # The descriptor of a ZeroMQ socket is edge-triggered: it tells nothing more until the socket was seen empty.
+        more = not self._take()
         try:
-            self._receive(frames)
+            for _ in range(min(TURN, len(self._waiting))):
+                envelope, frames = self._waiting.popleft()
+                self._handle(envelope, frames)
+            self._on_turn()
         finally:
-            # The descriptor of a ZeroMQ socket is edge-triggered: it must be read until it is empty, or asked again.
-            if self._loop is not None:
-                self._loop.call_soon(self._drain)
+            # One return at a time: the descriptor may call in between, and each call would make one more.
+            if self._loop is not None and (more or self._waiting) and not self._returns:
+                self._returns = True
+                self._loop.call_soon(self._return)
+
+    def _return(self) -> None:
+        self._returns = False
+        self._drain()
+
+    def _take(self) -> bool:
+        """Empty the socket, up to a bound; whether it is empty."""
+        for _ in range(LOOK_AHEAD):
+            # Asking costs less than the exception that an empty socket raises.
+            if not int(self._socket.getsockopt(zmq.EVENTS)) & _READABLE:
+                return True
+            frames = [self._socket.recv(_NO_WAIT)]
+            while self._socket.getsockopt(zmq.RCVMORE):
+                frames.append(self._socket.recv(_NO_WAIT))
+            self._receive(frames)
+        return False
 
     def _receive(self, frames: list[bytes]) -> None:
         try:
@@ -134,6 +175,12 @@ class Receiver:
             self.gaps += 1
             self._on_gap(f"frames {self._next_seq} to {envelope.seq - 1} from the control process were lost")
         self._next_seq = envelope.seq + 1
+        if envelope.kind in self._urgent:
+            self._handle(envelope, frames)
+        else:
+            self._waiting.append((envelope, frames))
+
+    def _handle(self, envelope: Envelope, frames: list[bytes]) -> None:
         try:
             self._dispatcher.dispatch(envelope, frames[1:])
         except Exception:
@@ -148,7 +195,9 @@ class Receiver:
 
     def _tell(self) -> None:
         self._timer = None
-        if self._next_seq is not None and not self._acknowledge(self._next_seq - 1):
+        # Urgent ones that were handled beyond those that wait are told of with them.
+        following = self._waiting[0][0].seq if self._waiting else self._next_seq
+        if following is not None and not self._acknowledge(following - 1):
             self._tell_later()
 
     def _count_malformed(self, why: str) -> None:

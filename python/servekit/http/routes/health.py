@@ -27,7 +27,7 @@ async def health(request: Request) -> Response:
     why = None
     if not page.ready_once:
         why = "the server is starting"
-    elif page.control_age() > CONTROL_SILENCE_S:
+    elif manager.silence.seconds() > CONTROL_SILENCE_S:
         why = f"the control process has not been heard for {CONTROL_SILENCE_S:g} s"
     elif not any(page.active_ranks()):
         why = "no rank is alive"
