@@ -120,7 +120,8 @@ class PatientProtocol(RefusingProtocol):
             self.transport.abort()
             return None
         self.due = now + LINGER_S
-        if self.scope is None:
+        begun = self.scope is not None
+        if not begun:
             self.transport.close()
         else:
             what = "body" if self.cycle is not None and self.cycle.more_body else "headers"

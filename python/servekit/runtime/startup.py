@@ -137,7 +137,7 @@ def announce(server: Server, took: float) -> None:
             print(line, flush=True)  # noqa: T201 (to be copied)
         except OSError:
             # Nobody reads it, or its disk is full: that must not end the server, nor may Python try again at its end.
-            sys.stdout = None  # type: ignore[assignment]
+            sys.stdout = None
 
 
 def _least(info: list[dict[str, Any]], key: str) -> str:
