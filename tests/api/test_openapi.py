@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import httpx
@@ -11,6 +12,7 @@ import pytest
 from servekit.http import answers
 
 BASE = {"model": "tiny", "max_tokens": 2}
+VOCABULARY = 259
 MESSAGES = [{"role": "user", "content": "x"}]
 
 
@@ -61,6 +63,7 @@ CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "x"}]}
                 {**CHAT, "messages": [{"role": "user"}]},
                 {**CHAT, "messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
                 {**CHAT, "messages": [{"role": "assistant", "content": [{"type": "text"}]}]},
+                {**CHAT, "messages": [{"role": "assistant", "content": [{"type": "refusal", "text": "x"}]}]},
                 {**CHAT, "temperature": -1},
                 {**CHAT, "logit_bias": {"x": 1}},
                 {**CHAT, "tool_choice": "required"},
@@ -70,12 +73,20 @@ CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "x"}]}
         (
             "/v1/completions",
             [{**BASE, "prompt": each} for each in ("a", ["a", "b"], [1, 2], [[1], [2]])],
-            [BASE, *({**BASE, "prompt": each} for each in ("", [], [[]], [1, "a"], [-1]))],
+            [BASE, *({**BASE, "prompt": each} for each in ("", [], [[]], [1, "a"], [-1], [VOCABULARY]))],
         ),
         ("/v1/embeddings", [{"model": "tiny", "input": "a", "dimensions": 3}], [{"model": "tiny", "input": []}]),
-        ("/generate", [{"text": "a"}, {"input_ids": [[1]]}], [{}, {"text": "a", "input_ids": [1]}, {"text": ["a", 1]}]),
-        ("/tokenize", [{"prompt": ""}, {"messages": CHAT["messages"]}], [{}, {"prompt": "a", "messages": []}]),
-        ("/detokenize", [{"tokens": []}], [{}, {"tokens": [-1]}]),
+        (
+            "/generate",
+            [{"text": "a"}, {"input_ids": [[1]], "text": None}],
+            [{}, {"text": "a", "input_ids": [1]}, {"text": ["a", 1]}],
+        ),
+        (
+            "/tokenize",
+            [{"prompt": ""}, {"messages": CHAT["messages"], "prompt": None}],
+            [{}, {"prompt": "a", "messages": []}],
+        ),
+        ("/detokenize", [{"tokens": []}], [{}, {"tokens": [-1]}, {"tokens": [VOCABULARY]}]),
     ],
 )
 def test_bodies_are_taken_as_it_says(
@@ -113,7 +124,9 @@ def test_what_must_be_there_is_required(http: httpx.Client) -> None:
 def test_streams_are_told(http: httpx.Client) -> None:
     paths = http.get("/openapi.json").json()["paths"]
     for path in ("/v1/chat/completions", "/v1/completions", "/generate"):
-        assert set(paths[path]["post"]["responses"]["200"]["content"]) == {"application/json", "text/event-stream"}
+        content = paths[path]["post"]["responses"]["200"]["content"]
+        assert set(content) == {"application/json", "text/event-stream"}
+        assert content["text/event-stream"]["itemSchema"]["required"] == ["data"]
 
 
 def test_every_reference_leads_somewhere(http: httpx.Client) -> None:
@@ -127,3 +140,17 @@ def test_every_reference_leads_somewhere(http: httpx.Client) -> None:
 
     known = {f"#/components/schemas/{name}" for name in document["components"]["schemas"]}
     assert references(document) <= known
+
+
+def test_token_ids_are_those_of_the_vocabulary(http: httpx.Client) -> None:
+    schemas = http.get("/openapi.json").json()["components"]["schemas"]
+    fields = schemas["CompletionRequest"]["properties"]
+    ids = {"type": "integer", "minimum": 0, "maximum": VOCABULARY - 1}
+    assert fields["stop_token_ids"]["anyOf"][0]["items"] == ids
+    assert {"type": "array", "items": ids, "minItems": 1} in fields["prompt"]["anyOf"]
+    assert schemas["DetokenizeRequest"]["properties"]["tokens"]["items"] == ids
+    pattern = fields["logit_bias"]["anyOf"][0]["propertyNames"]["pattern"]
+    found = [number for number in range(3 * VOCABULARY) if re.search(pattern, str(number))]
+    assert found == list(range(VOCABULARY))
+    body = {"model": "tiny", "prompt": "hi", "logit_bias": {str(VOCABULARY - 1): 1}}
+    assert http.post("/v1/completions", json=body).status_code == 200

@@ -153,7 +153,7 @@ async def at_once() -> None:
             text = ""
             async for chunk in stream:
                 text += chunk.choices[0].delta.content or ""
-                if number == 3:
+                if number == 3 and text:
                     await stream.close()
                     break
             return text

@@ -65,8 +65,11 @@ _PARTS_SCHEMA = {
     "type": "array",
     "items": {
         "anyOf": [
-            {"required": ["text"], "properties": {"text": {"type": "string"}}},
-            {"required": ["refusal"], "properties": {"type": {"const": "refusal"}, "refusal": {"type": "string"}}},
+            {"required": ["text"], "properties": {"type": {"const": "text"}, "text": {"type": "string"}}},
+            {
+                "required": ["refusal"],
+                "properties": {"type": {"const": "refusal"}, "refusal": {"type": "string"}, "text": {"type": "null"}},
+            },
         ]
     },
 }

@@ -10,7 +10,7 @@ import msgspec
 from fastapi import FastAPI
 
 from servekit.http.errors import ErrorResponse
-from servekit.tokenizer.options import Unbuilt
+from servekit.tokenizer.options import TOKEN_ID_SCHEMA, Unbuilt
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,12 @@ class _View:
 
 _REF = "#/components/schemas/{name}"
 _RANK_HEADER = "X-Data-Parallel-Rank"
+_EVENT = {
+    "type": "object",
+    "required": ["data"],
+    "properties": {"data": {"type": "string", "description": "A JSON object; `[DONE]` in the last event."}},
+}
+"""One event of a stream, as the parser of a client sees it. OpenAPI has `itemSchema` for it from 3.2 on."""
 _components: dict[str, Any] = {}
 _views: dict[str, _View] = {}
 
@@ -57,8 +63,7 @@ def describe_body(
     if answer is not None:
         extra |= describe_answer(answer)
     if streams:
-        events = {"description": "one JSON object in the data of each event, `[DONE]` in the last", "type": "string"}
-        extra["responses"]["200"]["content"]["text/event-stream"] = {"schema": events}
+        extra["responses"]["200"]["content"]["text/event-stream"] = {"itemSchema": _EVENT}
     if ranked:
         told = "Rank that shall answer; the same as `data_parallel_rank` in the body."
         extra["parameters"] = [{"name": _RANK_HEADER, "in": "header", "required": False, "description": told}]
@@ -97,7 +102,8 @@ def install(app: FastAPI) -> None:
                     if parameter["name"] == _RANK_HEADER:
                         parameter["schema"] = ranks
         for name, component in _components.items():
-            schemas[name] = _shown(name, component, config.model_info.name, ranks)
+            shown = _shown(name, component, config.model_info.name, ranks)
+            schemas[name] = _with_token_ids(shown, config.model_info.vocab_size)
         return document
 
     app.openapi = openapi  # type: ignore[method-assign]
@@ -114,9 +120,12 @@ def _shown(name: str, component: dict[str, Any], served: str, ranks: dict[str, A
             properties.pop(field, None)
         else:
             properties[field] = schema
+    given = {}
     for field, schema in {**needs, **one_of}.items():
         forms = [form for form in properties[field].get("anyOf", [properties[field]]) if form != {"type": "null"}]
-        properties[field] = schema or (forms[0] if len(forms) == 1 else {"anyOf": forms})
+        given[field] = schema or (forms[0] if len(forms) == 1 else {"anyOf": forms})
+        # Of fields of which one has to be there, null stands for the others.
+        properties[field] = given[field] if field in needs else {"anyOf": [given[field], {"type": "null"}]}
     if "data_parallel_rank" in properties:
         properties["data_parallel_rank"] = {"anyOf": [ranks, {"type": "null"}], "default": None}
     if "model" in properties:
@@ -127,8 +136,32 @@ def _shown(name: str, component: dict[str, Any], served: str, ranks: dict[str, A
     if needs:
         told["required"] = [*component.get("required", []), *needs]
     if one_of:
-        told["oneOf"] = [{"required": [field]} for field in one_of]
+        told["oneOf"] = [{"required": [field], "properties": {field: given[field]}} for field in one_of]
     return told
+
+
+def _with_token_ids(schema: Any, vocab_size: int) -> Any:
+    """A schema in which token ids are those of the vocabulary."""
+    if isinstance(schema, list):
+        return [_with_token_ids(each, vocab_size) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if schema.get("format") == TOKEN_ID_SCHEMA["format"]:
+        as_text = {"type": "string", "pattern": _numbers_to(vocab_size - 1)}
+        return as_text if "pattern" in schema else {"type": "integer", "minimum": 0, "maximum": vocab_size - 1}
+    return {name: _with_token_ids(each, vocab_size) for name, each in schema.items()}
+
+
+def _numbers_to(last: int) -> str:
+    """Pattern of the decimal numbers from 0 to `last`."""
+    digits = str(last)
+    shorter = [f"[0-9]{{1,{len(digits) - 1}}}"] if len(digits) > 1 else []
+    less = [
+        f"{digits[:at]}[0-{int(digit) - 1}][0-9]{{{len(digits) - at - 1}}}"
+        for at, digit in enumerate(digits)
+        if digit != "0"
+    ]
+    return f"^({'|'.join([*shorter, *less, digits])})$"
 
 
 def _names_of_subclasses(cls: type[msgspec.Struct]) -> set[str]:

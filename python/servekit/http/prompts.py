@@ -7,12 +7,12 @@ from typing import Any
 
 from servekit.config.model_info import ModelInfo
 from servekit.tokenizer.encoding import TextEncoder
-from servekit.tokenizer.options import token_limit
+from servekit.tokenizer.options import TOKEN_ID_SCHEMA, token_limit
 from servekit.tokenizer.refusal import Refusal
 
 Prompts = str | list[str | int | list[int]]
 """A text, a list of texts, ids, or a list of lists of ids."""
-_IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
+_IDS = {"type": "array", "items": TOKEN_ID_SCHEMA, "minItems": 1}
 _TEXT = {"type": "string", "minLength": 1}
 TEXTS_SCHEMA = {"anyOf": [_TEXT, {"type": "array", "items": _TEXT, "minItems": 1}]}
 IDS_SCHEMA = {"anyOf": [_IDS, {"type": "array", "items": _IDS, "minItems": 1}]}

@@ -33,8 +33,10 @@ _SEED_MASK = (1 << 63) - 1
 
 PositiveInt = Annotated[int, Meta(ge=1)]
 NaturalInt = Annotated[int, Meta(ge=0)]
-TokenId = Annotated[int, Meta(ge=0, le=2**32 - 1)]
-TokenIdText = Annotated[str, Meta(pattern="^[0-9]{1,10}$")]
+TOKEN_ID_SCHEMA = {"type": "integer", "format": "token-id"}
+"""How the types say what a token id is. The OpenAPI document says it with the model's vocabulary."""
+TokenId = Annotated[int, Meta(ge=0, le=2**32 - 1, extra_json_schema=TOKEN_ID_SCHEMA)]
+TokenIdText = Annotated[str, Meta(pattern="^[0-9]{1,10}$", extra_json_schema={"format": TOKEN_ID_SCHEMA["format"]})]
 StopString = Annotated[str, Meta(max_length=4096)]
 
 # Ranges that the routes share, whatever they call the fields.

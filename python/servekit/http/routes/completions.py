@@ -62,7 +62,13 @@ class CompletionRequest(GenerationOptions, kw_only=True):
 @router.post(
     "/v1/completions",
     openapi_extra=describe_body(
-        CompletionRequest, needs={"model": None, "prompt": PROMPTS_SCHEMA}, answer=Completion, streams=True, ranked=True
+        CompletionRequest,
+        needs={"model": None, "prompt": PROMPTS_SCHEMA},
+        # Taken, so that who sends it hears where it belongs.
+        shown={"top_logprobs": None},
+        answer=Completion,
+        streams=True,
+        ranked=True,
     ),
 )
 async def completions(request: Request) -> Response:
