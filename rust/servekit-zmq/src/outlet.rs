@@ -314,3 +314,29 @@ fn not_now<T>(error: io::Error) -> io::Result<Option<T>> {
 fn failed(error: io::Error) -> Error {
     Error::Other(error.raw_os_error().unwrap_or(libc::EINVAL))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_greeting_is_known_when_it_is_whole_and_any_bytes_are_borne() {
+        let whole = [&GREETING[..], b"\x04\x1a\x05READY\x0bSocket-Type\x00\x00\x00\x04PULL"].concat();
+        assert_eq!(greeted(&whole), Some(true));
+        for end in 0..whole.len() {
+            assert_eq!(greeted(&whole[..end]), None, "{end} bytes");
+        }
+        let told = [0, 9, 10, 12, 13, 14, 15, 16, 64, 66, 67, 68, 69, 70, 71];
+        for at in 0..whole.len() {
+            for byte in [0, 1, 2, 5, 0x7e, 0x80, 0xff] {
+                let mut changed = whole.clone();
+                changed[at] = byte;
+                let heard = greeted(&changed);
+                assert!(
+                    !told.contains(&at) || byte == whole[at] || at == 10 && byte >= 3 || heard == Some(false),
+                    "{at}"
+                );
+            }
+        }
+    }
+}
