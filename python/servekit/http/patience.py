@@ -124,7 +124,8 @@ class PatientProtocol(RefusingProtocol):
         if not begun:
             self.transport.close()
         else:
-            what = "body" if self.cycle is not None and self.cycle.more_body else "headers"
+            in_body = self.cycle is not None and self.cycle.more_body and not self.cycle.response_complete
+            what = "body" if in_body else "headers"
             self.refuse(Refusal(408, f"the request's {what} came too slowly", code="request_timeout"))
         return "slow_senders"
 

@@ -23,12 +23,14 @@ class RefusingProtocol(HttpToolsProtocol):
             return
         self.last_words = refusal
         cycle = self.cycle
-        if cycle is not None and cycle.more_body and self.pipeline:
+        if cycle is None or cycle.response_complete:
+            self._say_last_words()
+        elif cycle.more_body and self.pipeline:
             # The request whose body is refused waits for its turn; the refusal takes its place.
             self.pipeline.popleft()
-        elif cycle is not None and cycle.more_body and cycle.response_started:
+        elif cycle.more_body and cycle.response_started:
             self.transport.close()
-        elif cycle is None or cycle.more_body or cycle.response_complete:
+        elif cycle.more_body:
             self._say_last_words()
 
     def on_response_complete(self) -> None:
