@@ -41,8 +41,12 @@ class Server:
         self.family: dict[int, psutil.Process] = {}
         self.port = 0
         if wait:
-            until(lambda: self.process.poll() is not None or "\n" in self.output.read_text(), START_S, self.text)
-            assert self.process.poll() is None, self.text()
+            try:
+                until(lambda: self.process.poll() is not None or "\n" in self.output.read_text(), START_S, self.text)
+                assert self.process.poll() is None, self.text()
+            except AssertionError:
+                self.close()
+                raise
             self.port = int(self.output.read_text().split("http://127.0.0.1:")[1].split("/")[0])
             self.processes()
 
