@@ -25,7 +25,7 @@ def stored(name: str, rows: int, rng: np.random.Generator) -> tuple[native.Store
     kind = GGMLQuantizationType[name]
     weights, size = next((w, s) for n, w, s in _core.KernelPool.formats if n == name)
     blocks = rng.integers(0, 256, (rows, WIDTH // weights, size), np.uint8)
-    scales = {"Q4_0": [0], "Q4_1": [0, 2], "Q8_0": [0], "Q4_K": [0, 2], "Q6_K": [208]}.get(name, [])
+    scales = {"Q4_0": [0], "Q4_1": [0, 2], "Q8_0": [0], "Q4_K": [0, 2], "Q5_K": [0, 2], "Q6_K": [208]}.get(name, [])
     for at in scales:
         halves = rng.uniform(-0.05, 0.05, blocks.shape[:2]).astype(np.float16)
         blocks[..., at : at + 2] = halves[..., None].view(np.uint8)

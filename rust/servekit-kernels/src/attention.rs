@@ -272,8 +272,10 @@ impl Chunk {
             let last = keys.len() - 1;
             let four = [keys[at], keys[last.min(at + 1)], keys[last.min(at + 2)], keys[last.min(at + 3)]];
             // A chunk is a multiple of four long, so the scores beyond the last token have a place.
-            for (row, acc) in scores.iter_mut().zip(tile::<S, R>(q, size, four, size)) {
-                row[at..at + 4].copy_from_slice(&S::sums(acc));
+            let mut sums = [[S::zero(); 4]; R];
+            tile::<S, R>(&mut sums, q, size, four, size);
+            for (row, four) in scores.iter_mut().zip(sums) {
+                row[at..at + 4].copy_from_slice(&S::sums(four));
             }
             at += 4;
         }

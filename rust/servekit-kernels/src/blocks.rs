@@ -38,14 +38,16 @@ pub enum Format {
     Q8_0,
     /// 256 weights of four bits, a scale and an offset of six bits for each 32.
     Q4K,
+    /// 256 weights of five bits, a scale and an offset of six bits for each 32.
+    Q5K,
     /// 256 weights of six bits, a scale of eight bits for each 16.
     Q6K,
 }
 
 impl Format {
     /// All there are.
-    pub const ALL: [Self; 8] =
-        [Self::F32, Self::F16, Self::Bf16, Self::Q4_0, Self::Q4_1, Self::Q8_0, Self::Q4K, Self::Q6K];
+    pub const ALL: [Self; 9] =
+        [Self::F32, Self::F16, Self::Bf16, Self::Q4_0, Self::Q4_1, Self::Q8_0, Self::Q4K, Self::Q5K, Self::Q6K];
 
     /// The format that GGUF calls by this name.
     #[must_use]
@@ -64,6 +66,7 @@ impl Format {
             Self::Q4_1 => "Q4_1",
             Self::Q8_0 => "Q8_0",
             Self::Q4K => "Q4_K",
+            Self::Q5K => "Q5_K",
             Self::Q6K => "Q6_K",
         }
     }
@@ -92,6 +95,7 @@ impl Format {
             Self::Q4_1 => user.with::<Q4_1>(),
             Self::Q8_0 => user.with::<Q8_0>(),
             Self::Q4K => user.with::<Q4K>(),
+            Self::Q5K => user.with::<Q5K>(),
             Self::Q6K => user.with::<Q6K>(),
         }
     }
@@ -119,6 +123,7 @@ struct Q4_0;
 struct Q4_1;
 struct Q8_0;
 struct Q4K;
+struct Q5K;
 struct Q6K;
 
 /// The lanes of 32 weights from a function of the first weight's index in each register.
@@ -200,25 +205,50 @@ impl Blocks for Q8_0 {
     }
 }
 
+/// Scale and offset of 32 weights of six bits each. Twelve bytes hold eight of both: four of each whole, and the lower
+/// bits of the others with their upper two bits on top of the whole ones.
+#[inline(always)]
+unsafe fn scale_and_offset(packed: *const u8, part: usize) -> (f32, f32) {
+    let at = |i: usize| *packed.add(i);
+    let (scale, offset) = if part < 4 {
+        (at(part) & 63, at(part + 4) & 63)
+    } else {
+        ((at(part + 4) & 15) | (at(part - 4) >> 6) << 4, (at(part + 4) >> 4) | (at(part) >> 6) << 4)
+    };
+    (f32::from(scale), f32::from(offset))
+}
+
 impl Blocks for Q4K {
     const WEIGHTS: usize = 256;
     const BYTES: usize = 144;
 
     #[inline(always)]
     unsafe fn part<S: Isa>(block: *const u8, part: usize) -> Lanes<S> {
-        let scales = block.add(4);
-        let at = |i: usize| *scales.add(i);
-        // Eight scales and eight offsets of six bits in twelve bytes: four of each whole, and the lower bits of the
-        // others with their upper two bits on top of the whole ones.
-        let (scale, offset) = if part < 4 {
-            (at(part) & 63, at(part + 4) & 63)
-        } else {
-            ((at(part + 4) & 15) | (at(part - 4) >> 6) << 4, (at(part + 4) >> 4) | (at(part) >> 6) << 4)
-        };
+        let (scale, offset) = scale_and_offset(block.add(4), part);
         let (d, m) = S::pair(block);
-        let table = S::table(S::mul(d, S::splat(f32::from(scale))), S::mul(m, S::splat(-f32::from(offset))));
+        let table = S::table(S::mul(d, S::splat(scale)), S::mul(m, S::splat(-offset)));
         let from = block.add(16 + part / 2 * 32);
         lanes::<S>(|i| S::nibbles(table, from.add(i), part % 2 == 1))
+    }
+}
+
+impl Blocks for Q5K {
+    const WEIGHTS: usize = 256;
+    const BYTES: usize = 176;
+
+    #[inline(always)]
+    unsafe fn part<S: Isa>(block: *const u8, part: usize) -> Lanes<S> {
+        let (scale, offset) = scale_and_offset(block.add(4), part);
+        let (d, m) = S::pair(block);
+        let (d, m) = (S::mul(d, S::splat(scale)), S::mul(m, S::splat(-offset)));
+        let (low, top) = (block.add(48 + part / 2 * 32), block.add(16));
+        let mut out = [S::zero(); 4];
+        // Not by `lanes`: as large a closure would become a function, called for every register.
+        for (i, lane) in out.iter_mut().enumerate().take(32 / S::LANES) {
+            let at = i * S::LANES;
+            *lane = S::fma(S::topped(low.add(at), part % 2 == 1, top.add(at), part as u32, 1), d, m);
+        }
+        out
     }
 }
 
@@ -233,9 +263,13 @@ impl Blocks for Q6K {
         let top = block.add(128 + 32 * half);
         let scales = block.add(192 + 8 * half + 2 * quarter).cast::<i8>();
         let d = S::half(block.add(208));
-        lanes::<S>(|at| {
+        let mut out = [S::zero(); 4];
+        for (i, lane) in out.iter_mut().enumerate().take(32 / S::LANES) {
+            let at = i * S::LANES;
             let scale = S::splat(d * f32::from(*scales.add(at / 16)));
-            S::mul(S::sixes(low.add(at), quarter >= 2, top.add(at), 2 * quarter as u32), scale)
-        })
+            let q = S::topped(low.add(at), quarter >= 2, top.add(at), 2 * quarter as u32, 3);
+            *lane = S::mul(S::sub(q, S::splat(32.0)), scale);
+        }
+        out
     }
 }

@@ -14,6 +14,15 @@ const COLUMNS: usize = 4;
 const ROWS_ONCE: usize = 32;
 /// Matrix rows that are unpacked at once where each is used several times.
 const ROWS_UNPACKED: usize = 32;
+/// Weights of a row that lie side by side when it is unpacked: with [`COLUMNS_NEAR`] rows of these, the sums that they
+/// go into and a tile's activations, the first cache is full.
+const NEAR: usize = 512;
+/// A rest that is shorter than this is no piece of its own: it would not pay for keeping the sums.
+const REST: usize = NEAR / 4;
+/// Unpacked rows whose nearest weights stay in the first cache while [`ROWS_NEAR`] rows of activations pass.
+const COLUMNS_NEAR: usize = 8;
+/// Rows of activations whose lane sums are kept while the weights pass; a multiple of every tile.
+const ROWS_NEAR: usize = 12;
 
 /// A matrix that can't be.
 #[derive(Debug, PartialEq, Eq)]
@@ -96,8 +105,7 @@ impl Matrix {
                 return;
             }
             UNPACKED.with_borrow_mut(|buffer| {
-                // Whole tiles: the last one may have fewer columns than it computes.
-                let needed = rows.len().next_multiple_of(COLUMNS) * self.width;
+                let needed = ROWS_UNPACKED * self.width;
                 if buffer.len() < needed {
                     buffer.resize(needed, 0.0);
                 }
@@ -171,12 +179,20 @@ impl<B: Blocks> Task for OnceOf<B> {
     }
 }
 
-/// Some rows of the matrix as float32.
+/// Some rows of the matrix as float32: first the [`near`] first weights of [`ROWS_UNPACKED`] rows, one row behind the
+/// other, then the next of all of them. So what is used together lies together, whatever the width.
 struct Unpack {
     matrix: Matrix,
     rows: Range<usize>,
     to: *mut f32,
     level: Level,
+}
+
+/// How many weights of a row of `width` lie side by side from `begin` on.
+#[inline(always)]
+fn near(begin: usize, width: usize) -> usize {
+    let left = width - begin;
+    if left < NEAR + REST { left } else { NEAR }
 }
 
 impl Use for Unpack {
@@ -192,17 +208,22 @@ struct UnpackOf<B>(Matrix, Range<usize>, *mut f32, PhantomData<B>);
 impl<B: Blocks> Task for UnpackOf<B> {
     #[inline(always)]
     unsafe fn run<S: Isa>(self) {
-        let Self(matrix, rows, mut to, _) = self;
-        for row in rows {
+        let Self(matrix, rows, to, _) = self;
+        for row in rows.clone() {
             let stored = matrix.row::<B>(row);
-            for block in 0..matrix.width / B::WEIGHTS {
-                for part in 0..B::WEIGHTS / 32 {
-                    let weights = B::part::<S>(stored.add(block * B::BYTES), part);
+            let mut begin = 0;
+            while begin < matrix.width {
+                let near = near(begin, matrix.width);
+                let mut to = to.add(begin * ROWS_UNPACKED + (row - rows.start) * near);
+                for at in (begin..begin + near).step_by(32) {
+                    let block = stored.add(at / B::WEIGHTS * B::BYTES);
+                    let weights = B::part::<S>(block, at % B::WEIGHTS / 32);
                     for lanes in weights.into_iter().take(32 / S::LANES) {
                         S::store(to, lanes);
                         to = to.add(S::LANES);
                     }
                 }
+                begin += near;
             }
         }
     }
@@ -218,30 +239,72 @@ struct Tiles {
 impl Task for Tiles {
     #[inline(always)]
     unsafe fn run<S: Isa>(self) {
-        let mut at = 0;
-        while at < self.call.count {
-            at += match (S::TILE, self.call.count - at) {
-                (6.., 6..) => self.row_of_tiles::<S, 6>(at),
-                (6.., 5) => self.row_of_tiles::<S, 5>(at),
-                (4.., 4..) => self.row_of_tiles::<S, 4>(at),
-                (3.., 3..) => self.row_of_tiles::<S, 3>(at),
-                (_, 2..) => self.row_of_tiles::<S, 2>(at),
-                _ => self.row_of_tiles::<S, 1>(at),
-            };
+        // Lane sums that wait for the next weights.
+        let mut sums = [[S::zero(); COLUMNS_NEAR]; ROWS_NEAR];
+        for first in (0..self.call.count).step_by(ROWS_NEAR) {
+            let end = self.call.count.min(first + ROWS_NEAR);
+            for column in (0..self.rows.len()).step_by(COLUMNS_NEAR) {
+                let mut begin = 0;
+                while begin < self.call.matrix.width {
+                    let mut at = first;
+                    while at < end {
+                        let sums = sums.as_mut_ptr().add(at - first);
+                        at += match (S::TILE, end - at) {
+                            (6.., 6..) => self.row_of_tiles::<S, 6>(at, column, begin, sums),
+                            (6.., 5) => self.row_of_tiles::<S, 5>(at, column, begin, sums),
+                            (4.., 4..) => self.row_of_tiles::<S, 4>(at, column, begin, sums),
+                            (3.., 3 | 5..) => self.row_of_tiles::<S, 3>(at, column, begin, sums),
+                            // Two and two: a single row has too few sums to keep the processor busy.
+                            (_, 2..) => self.row_of_tiles::<S, 2>(at, column, begin, sums),
+                            _ => self.row_of_tiles::<S, 1>(at, column, begin, sums),
+                        };
+                    }
+                    begin += near(begin, self.call.matrix.width);
+                }
+            }
         }
     }
 }
 
 impl Tiles {
-    /// `R` rows of x from row `at` on; returns R.
+    /// `R` rows of x from row `at` on with the weights from `begin` on of columns from `column` on; returns R.
+    ///
+    /// `sums` are those rows' lane sums. Each goes through all weights in their order, so where they are cut, and who
+    /// else is computed, changes nothing.
     #[inline(always)]
-    unsafe fn row_of_tiles<S: Isa, const R: usize>(&self, at: usize) -> usize {
+    unsafe fn row_of_tiles<S: Isa, const R: usize>(
+        &self,
+        at: usize,
+        column: usize,
+        begin: usize,
+        sums: *mut [S::V; COLUMNS_NEAR],
+    ) -> usize {
         let width = self.call.matrix.width;
-        let x = self.call.x.add(at * width);
-        for row in self.rows.clone().step_by(COLUMNS) {
-            let w = self.unpacked.add((row - self.rows.start) * width);
-            let acc = tile::<S, R>(x, width, [w, w.add(width), w.add(2 * width), w.add(3 * width)], width);
-            let count = COLUMNS.min(self.rows.end - row);
+        let near = near(begin, width);
+        let x = self.call.x.add(at * width + begin);
+        let weights = self.unpacked.add(begin * ROWS_UNPACKED);
+        for column in (column..self.rows.len().min(column + COLUMNS_NEAR)).step_by(COLUMNS) {
+            let place = column % COLUMNS_NEAR;
+            let mut acc = [[S::zero(); COLUMNS]; R];
+            if begin > 0 {
+                for (i, four) in acc.iter_mut().enumerate() {
+                    *four = std::array::from_fn(|j| (*sums.add(i))[place + j]);
+                }
+            }
+            let w = weights.add(column * near);
+            if near == NEAR {
+                // With distances that the compiler knows one address is enough.
+                tile::<S, R>(&mut acc, x, width, [w, w.add(NEAR), w.add(2 * NEAR), w.add(3 * NEAR)], NEAR);
+            } else {
+                tile::<S, R>(&mut acc, x, width, [w, w.add(near), w.add(2 * near), w.add(3 * near)], near);
+            }
+            if begin + near < width {
+                for (i, four) in acc.into_iter().enumerate() {
+                    (&mut (*sums.add(i)))[place..place + COLUMNS].copy_from_slice(&four);
+                }
+                continue;
+            }
+            let (row, count) = (self.rows.start + column, COLUMNS.min(self.rows.len() - column));
             for (i, four) in acc.into_iter().enumerate() {
                 self.call.put(at + i, row, &S::sums(four)[..count]);
             }
@@ -273,30 +336,29 @@ unsafe fn dots<S: Isa, B: Blocks>(rows: [*const u8; COLUMNS], x: *const f32, blo
     acc
 }
 
-/// Lane sums of `R` rows at x with four others, `width` numbers each, a multiple of the lanes.
+/// Adds to the lane sums of `R` rows at x with four others, `width` numbers each, a multiple of the lanes.
 ///
 /// # Safety
 ///
 /// All of that can be read, rows of x `stride` numbers apart.
 #[inline(always)]
 pub(crate) unsafe fn tile<S: Isa, const R: usize>(
+    sums: &mut [[S::V; COLUMNS]; R],
     x: *const f32,
     stride: usize,
     others: [*const f32; COLUMNS],
     width: usize,
-) -> [[S::V; COLUMNS]; R] {
-    let mut acc = [[S::zero(); COLUMNS]; R];
-    let mut k = 0;
-    while k < width {
-        let [a, b, c, d] = others;
-        let weights: [S::V; COLUMNS] = [S::load(a.add(k)), S::load(b.add(k)), S::load(c.add(k)), S::load(d.add(k))];
-        for (i, row) in acc.iter_mut().enumerate() {
-            let x = S::load(x.add(i * stride + k));
-            for (sum, weight) in row.iter_mut().zip(weights) {
-                *sum = S::fma(weight, x, *sum);
+) {
+    // A copy, that it may live in registers.
+    let mut acc = *sums;
+    for k in (0..width).step_by(S::LANES) {
+        let rows: [S::V; R] = std::array::from_fn(|i| S::load(x.add(i * stride + k)));
+        for (j, other) in others.into_iter().enumerate() {
+            let weights = S::load(other.add(k));
+            for (row, x) in acc.iter_mut().zip(rows) {
+                row[j] = S::fma(weights, x, row[j]);
             }
         }
-        k += S::LANES;
     }
-    acc
+    *sums = acc;
 }

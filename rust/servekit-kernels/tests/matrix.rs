@@ -28,7 +28,7 @@ fn row(format: Format, width: usize, numbers: &mut Numbers) -> (Vec<u8>, Vec<f64
         let halves: &[usize] = match format {
             Format::F16 => &[],
             Format::Q4_0 | Format::Q8_0 => &[0],
-            Format::Q4_1 | Format::Q4K => &[0, 2],
+            Format::Q4_1 | Format::Q4K | Format::Q5K => &[0, 2],
             Format::Q6K => &[208],
             Format::F32 | Format::Bf16 => &[],
         };
@@ -58,6 +58,16 @@ fn half(bytes: &[u8]) -> f64 {
     (1.0 + f64::from(bits & 1023) / 1024.0) * f64::from(i32::from(bits >> 10 & 31) - 15).exp2()
 }
 
+/// Of the 32 weights `part` of a block of Q4_K or Q5_K.
+fn scale_and_offset(block: &[u8], part: usize) -> (f64, f64) {
+    let s = &block[4..16];
+    let (scale, offset) = match part {
+        0..4 => (s[part] & 63, s[part + 4] & 63),
+        _ => (s[part + 4] & 15 | s[part - 4] >> 6 << 4, s[part + 4] >> 4 | s[part] >> 6 << 4),
+    };
+    (f64::from(scale), f64::from(offset))
+}
+
 fn value(format: Format, block: &[u8], i: usize) -> f64 {
     let nibble = |at: usize, upper: bool| f64::from(if upper { block[at] >> 4 } else { block[at] & 15 });
     match format {
@@ -70,13 +80,14 @@ fn value(format: Format, block: &[u8], i: usize) -> f64 {
         Format::Q4_1 => nibble(4 + i % 16, i >= 16) * half(block) + half(&block[2..]),
         Format::Q8_0 => f64::from(block[2 + i] as i8) * half(block),
         Format::Q4K => {
-            let (part, s) = (i / 32, &block[4..16]);
-            let (scale, offset) = match part {
-                0..4 => (s[part] & 63, s[part + 4] & 63),
-                _ => (s[part + 4] & 15 | s[part - 4] >> 6 << 4, s[part + 4] >> 4 | s[part] >> 6 << 4),
-            };
-            let q = nibble(16 + part / 2 * 32 + i % 32, part % 2 == 1);
-            half(block) * f64::from(scale) * q - half(&block[2..]) * f64::from(offset)
+            let (scale, offset) = scale_and_offset(block, i / 32);
+            half(block) * scale * nibble(16 + i / 64 * 32 + i % 32, i / 32 % 2 == 1) - half(&block[2..]) * offset
+        }
+        Format::Q5K => {
+            let (scale, offset) = scale_and_offset(block, i / 32);
+            let q = nibble(48 + i / 64 * 32 + i % 32, i / 32 % 2 == 1);
+            let top = f64::from(block[16 + i % 32] >> (i / 32) & 1);
+            half(block) * scale * (q + 16.0 * top) - half(&block[2..]) * offset
         }
         Format::Q6K => {
             let (n, l, quarter) = (i / 128, i % 32, i % 128 / 32);
@@ -91,8 +102,10 @@ fn value(format: Format, block: &[u8], i: usize) -> f64 {
 #[test]
 fn products_are_right_and_a_row_depends_on_nothing_else() {
     let mut numbers = Numbers(1);
-    let (width, rows, most) = (512, 75, 23);
-    for format in Format::ALL {
+    let (rows, most) = (75, 29);
+    // Weights, columns and rows enough that each is cut into several pieces and a rest; and a rest that is none.
+    let widths = |format: Format| if format.weights() == 32 { [800, 544] } else { [768, 256] };
+    for (format, width) in Format::ALL.into_iter().flat_map(|f| widths(f).map(|width| (f, width))) {
         let stored: Vec<_> = (0..rows).map(|_| row(format, width, &mut numbers)).collect();
         let bytes: Vec<u8> = stored.iter().flat_map(|(bytes, _)| bytes).copied().collect();
         let bias: Vec<f32> = (0..rows).map(|_| numbers.float()).collect();

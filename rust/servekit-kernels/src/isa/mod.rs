@@ -55,8 +55,9 @@ pub(crate) trait Isa: Copy {
     unsafe fn table(d: Self::V, m: Self::V) -> Self::Table;
     /// The table's values for the lower or upper halves of `LANES` bytes.
     unsafe fn nibbles(table: Self::Table, from: *const u8, upper: bool) -> Self::V;
-    /// Numbers -32 to 31 of six bits: half of each byte of `low`, and two bits from `shift` on of each of `top`.
-    unsafe fn sixes(low: *const u8, upper: bool, top: *const u8, shift: u32) -> Self::V;
+    /// Numbers of more than four bits: half of each byte of `low`, and above it what `mask` leaves of each byte of `top`,
+    /// shifted down.
+    unsafe fn topped(low: *const u8, upper: bool, top: *const u8, shift: u32, mask: u8) -> Self::V;
 
     /// Asks for memory that will be read soon; the address need not be one that can be.
     #[inline(always)]

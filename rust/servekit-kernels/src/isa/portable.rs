@@ -154,7 +154,7 @@ impl Isa for Portable {
     }
 
     #[inline(always)]
-    unsafe fn sixes(low: *const u8, upper: bool, top: *const u8, shift: u32) -> V {
-        each(|i| f32::from(nibble(*low.add(i), upper) | (*top.add(i) >> shift & 3) << 4) - 32.0)
+    unsafe fn topped(low: *const u8, upper: bool, top: *const u8, shift: u32, mask: u8) -> V {
+        each(|i| f32::from(nibble(*low.add(i), upper) | (*top.add(i) >> shift & mask) << 4))
     }
 }

@@ -166,11 +166,10 @@ impl Isa for Avx2 {
     }
 
     #[inline(always)]
-    unsafe fn sixes(low: *const u8, upper: bool, top: *const u8, shift: u32) -> __m256 {
+    unsafe fn topped(low: *const u8, upper: bool, top: *const u8, shift: u32, mask: u8) -> __m256 {
         let top = _mm256_srl_epi32(wide_8(top), _mm_cvtsi32_si128(shift as i32));
-        let top = _mm256_slli_epi32::<4>(_mm256_and_si256(top, _mm256_set1_epi32(3)));
-        let q = _mm256_or_si256(nibbles_8(low, upper), top);
-        _mm256_cvtepi32_ps(_mm256_sub_epi32(q, _mm256_set1_epi32(32)))
+        let top = _mm256_slli_epi32::<4>(_mm256_and_si256(top, _mm256_set1_epi32(i32::from(mask))));
+        _mm256_cvtepi32_ps(_mm256_or_si256(nibbles_8(low, upper), top))
     }
 }
 
@@ -321,12 +320,12 @@ impl Isa for Avx512 {
     }
 
     #[inline(always)]
-    unsafe fn sixes(low: *const u8, upper: bool, top: *const u8, shift: u32) -> __m512 {
+    unsafe fn topped(low: *const u8, upper: bool, top: *const u8, shift: u32, mask: u8) -> __m512 {
         let low = wide_16(low);
         let low = if upper { _mm512_srli_epi32::<4>(low) } else { _mm512_and_si512(low, _mm512_set1_epi32(15)) };
         let top = _mm512_srl_epi32(wide_16(top), _mm_cvtsi32_si128(shift as i32));
-        let top = _mm512_slli_epi32::<4>(_mm512_and_si512(top, _mm512_set1_epi32(3)));
-        _mm512_cvtepi32_ps(_mm512_sub_epi32(_mm512_or_si512(low, top), _mm512_set1_epi32(32)))
+        let top = _mm512_slli_epi32::<4>(_mm512_and_si512(top, _mm512_set1_epi32(i32::from(mask))));
+        _mm512_cvtepi32_ps(_mm512_or_si512(low, top))
     }
 }
 
