@@ -17,6 +17,7 @@ __all__ = [
     "MultiTokenizerRouter",
     "PagedAttention",
     "PhaseError",
+    "Pulse",
     "RankReport",
     "ResourceError",
     "RowError",
@@ -482,6 +483,39 @@ class LoadBalanceMethod:
 
     def __hash__(self) -> int: ...
     def __eq__(self, value: object, /) -> bool: ...
+
+@final
+class Pulse:
+    """A thread that shows on the state page, every 200 ms, that a rank's process runs, and what its engine does.
+
+    It needs no GIL: it beats on while Python computes, waits or hangs.
+    """
+
+    def __new__(cls, page: str, rank: int, epoch: int) -> Pulse:
+        """Start to beat.
+
+        Args:
+            page: name of the state page.
+            rank, epoch: the rank, and which life of it this is.
+
+        Raises:
+            ResourceError: there is no such page, or no thread.
+            SettingError: the page has no such rank.
+        """
+
+    def enter(self, phase: str, step: int) -> None:
+        """Say what the engine does from now on.
+
+        Args:
+            phase: loading, idle, working (on messages and plans) or computing.
+            step: the step that it computes, or computed last; 0 before the first.
+
+        Raises:
+            SettingError: an unknown phase.
+        """
+
+    def close(self) -> None:
+        """Stop to beat. Twice is no error."""
 
 @final
 class RankReport:

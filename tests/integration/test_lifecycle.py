@@ -414,6 +414,19 @@ def test_an_idle_server_sleeps(start, until):
     until(lambda: rate() < 60, 30)
 
 
+def test_the_state_shows_that_ranks_live_and_what_they_do(start, until):
+    server = start("--data-parallel-size", "2")
+    server.complete()
+
+    def ranks() -> list[dict]:
+        return server.state()["state_page"]["ranks"]
+
+    until(lambda: [rank["phase"] for rank in ranks()] == ["idle", "idle"], 10)
+    before = ranks()
+    assert [rank["pulse_epoch"] for rank in before] == [rank["epoch"] for rank in before]
+    until(lambda: all(now["pulse_ns"] > then["pulse_ns"] for now, then in zip(ranks(), before, strict=True)), 10)
+
+
 def test_a_worker_is_small(start):
     server = start()
     server.complete()

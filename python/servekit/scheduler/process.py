@@ -75,7 +75,9 @@ def find_engine(name: str) -> RankFactory:
 def run(ctx: ChildContext) -> None:
     """Run this rank; returns when main says stop."""
     args = ctx.config.server_args
-    link = RankLink(ctx.config.port_args, ctx.index, ctx.epoch, ctx.title, _core.build_info()["version"])
+    pulse = _core.Pulse(ctx.config.port_args.state_page, ctx.index, ctx.epoch)
+    link = RankLink(ctx.config.port_args, ctx.index, ctx.epoch, ctx.title, _core.build_info()["version"], pulse)
+    link.enter("loading")
     stop = threading.Event()
     threading.Thread(target=_obey, args=(ctx, stop, link), name="commands", daemon=True).start()
     try:
@@ -91,6 +93,7 @@ def run(ctx: ChildContext) -> None:
     except LinkError as error:
         ctx.fail(str(error))
     link.close()
+    pulse.close()
 
 
 def _obey(ctx: ChildContext, stop: threading.Event, link: RankLink) -> None:

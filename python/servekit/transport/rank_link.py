@@ -11,7 +11,7 @@ import logging
 import os
 import select
 import time
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 import zmq
@@ -30,6 +30,9 @@ from servekit.messages.envelope import (
     encode_envelope,
     name_exts,
 )
+
+if TYPE_CHECKING:
+    from servekit._core import Pulse
 
 logger = logging.getLogger("servekit.transport")
 
@@ -73,7 +76,9 @@ class RankLink:
         fenced: messages from or for another life of either process.
     """
 
-    def __init__(self, ports: PortArgs, rank: int, epoch: int, title: str, build: str) -> None:
+    def __init__(
+        self, ports: PortArgs, rank: int, epoch: int, title: str, build: str, pulse: Pulse | None = None
+    ) -> None:
         """Connect both sockets and greet the control process.
 
         Args:
@@ -82,12 +87,14 @@ class RankLink:
             epoch: this rank's life.
             title: process title, for the greeting.
             build: which build this is, for the greeting.
+            pulse: where it is shown what the engine does; None shows it nowhere.
         """
         self.last_dispatch = self.dropped = self.fenced = 0
         self._rank, self._epoch, self._control_epoch = rank, epoch, ports.control_epoch
         self._exts, self._schema = name_exts(title, build), schema_hash()
         self._seq = self._step = self._reported = 0
         self._load = Load()
+        self._pulse, self._computed = pulse, 0
         self._logged: set[str] = set()
         self._decoders = {kind: msgspec.msgpack.Decoder(body) for kind, body in _BODIES.items()}
         self._encoder = msgspec.msgpack.Encoder()
@@ -110,6 +117,17 @@ class RankLink:
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
         socket.connect(address)
         return socket
+
+    def enter(self, phase: str, step: int | None = None) -> None:
+        """Say what the engine does from now on, for those who watch it; `receive` says idle and working by itself.
+
+        Args:
+            phase: computing while it waits for a device, working when that is done; see `Pulse.enter`.
+            step: the step that it is about, the last one if not given.
+        """
+        if self._pulse is not None:
+            self._computed = self._computed if step is None else step
+            self._pulse.enter(phase, self._computed)
 
     # Receiving
 
@@ -134,7 +152,9 @@ class RankLink:
             has_requests = self._load.running + self._load.waiting > 0
             repeats = has_requests and (left is None or left > REPEAT_S)
             # The descriptor reports changes only: it is safe to wait on after `_take` has emptied the socket.
+            self.enter("idle")
             ready, _, _ = select.select(self._readable, [], [], REPEAT_S if repeats else left)
+            self.enter("working")
             if not ready and repeats:
                 self.send_batch(BatchTokenIDOutput(rids=[]), self._load, self._reported)
                 continue

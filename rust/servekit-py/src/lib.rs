@@ -9,6 +9,7 @@ mod fanout;
 mod kernels;
 mod plane;
 mod process;
+mod pulse;
 mod report;
 mod router;
 mod split;
@@ -49,6 +50,8 @@ mod _core {
     use crate::plane::ControlPlane;
     #[pymodule_export]
     use crate::process::{build_info, set_parent_death_signal, watch_death_pipe, zmq_has};
+    #[pymodule_export]
+    use crate::pulse::Pulse;
     #[pymodule_export]
     use crate::report::RankReport;
     #[pymodule_export]

@@ -4,8 +4,8 @@ use parking_lot::RwLock;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 use servekit_core::state_page::{
-    CONTROL_FIELDS, Control, Counted, Header, Histogram, RANK_FIELDS, Rank, StatePage as Page, WORKER_FIELDS,
-    WORKER_RANK_FIELDS, Worker, WorkerRank,
+    CONTROL_FIELDS, Control, Counted, Header, Histogram, RANK_FIELDS, RANK_PHASES, Rank, StatePage as Page,
+    WORKER_FIELDS, WORKER_RANK_FIELDS, Worker, WorkerRank,
 };
 
 use crate::errors::{Error, PhaseError, SettingError};
@@ -200,6 +200,11 @@ impl StatePage {
             for index in 0..page.ranks() {
                 let rank = block(py, &RANK_FIELDS, &page.rank_words(index))?;
                 rank.set_item("active", page.rank(index, Rank::Active) != 0)?;
+                rank.set_item("phase", RANK_PHASES.get(page.rank(index, Rank::Phase) as usize))?;
+                for (name, field) in [("pulse_age_s", Rank::PulseNs), ("phase_age_s", Rank::PhaseSinceNs)] {
+                    let age = page.rank_age(index, field);
+                    rank.set_item(name, age.is_finite().then_some(age))?;
+                }
                 for (name, total) in WORKER_RANK_FIELDS.iter().zip(page.rank_totals(index)) {
                     rank.set_item(name, total)?;
                 }

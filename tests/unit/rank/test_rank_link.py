@@ -10,7 +10,7 @@ from servekit.messages import requests as r
 from servekit.messages.batches import BatchTokenIDOutput
 from servekit.messages.columns import schema_hash
 from servekit.messages.envelope import Envelope, Ext, Kind, Load, encode_envelope
-from servekit.transport.rank_link import LinkError
+from servekit.transport.rank_link import LinkError, RankLink
 
 
 def greeted(control) -> Envelope:
@@ -182,6 +182,28 @@ def test_wake_ends_a_wait(link):
     assert link.receive(10) == []
     assert link.receive(0.01) == []
     timer.join()
+
+
+def test_who_watches_sees_when_it_waits_for_messages(control):
+    said: list[tuple[str, int]] = []
+
+    class Pulse:
+        def enter(self, phase: str, step: int) -> None:
+            said.append((phase, step))
+
+    link = RankLink(control.ports, 0, control.rank_epoch, "title", "test", Pulse())
+    control.hello()
+    control.generate(1)
+    while not link.receive(5):
+        pass
+    said.clear()
+    link.receive(0)
+    assert said == [], "it does not wait"
+    link.enter("computing", 4)
+    link.enter("working")
+    link.receive(0.01)
+    assert said == [("computing", 4), ("working", 4), ("idle", 4), ("working", 4)]
+    link.close()
 
 
 def test_a_burst_that_comes_while_waiting_is_complete(control, link):

@@ -82,7 +82,21 @@ pub enum Rank {
     LastBeatNs = 9,
     /// Requests that it has by its last report, and those dispatched since.
     Requests = 10,
+    /// Life of the process whose pulse the next words are; the rank itself writes them.
+    PulseEpoch = 11,
+    /// Monotonic nanoseconds of its last pulse, which needs nothing but that the process runs.
+    PulseNs = 12,
+    /// What the rank's engine does, an index into `RANK_PHASES`.
+    Phase = 13,
+    /// Monotonic nanoseconds since when it does that.
+    PhaseSinceNs = 14,
+    /// The step that it computes or computed last, from 1.
+    Step = 15,
 }
+
+/// What a rank's engine may be doing: nothing was heard of it yet, it loads its model, it has nothing to do, it takes
+/// messages, plans and sends, it computes a step.
+pub const RANK_PHASES: [&str; 5] = ["unknown", "loading", "idle", "working", "computing"];
 
 /// Words of an HTTP worker's block. What is counted is counted over all lives of the worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -150,7 +164,7 @@ pub enum WorkerRank {
 pub const CONTROL_FIELDS: [&str; 10] =
     ["epoch", "pid", "in_flight", "waiting", "queued_tokens", "dropped", "fenced", "refused", "aborts", "threads"];
 /// Names of a rank block's words, in order.
-pub const RANK_FIELDS: [&str; 11] = [
+pub const RANK_FIELDS: [&str; 16] = [
     "active",
     "epoch",
     "pid",
@@ -162,6 +176,11 @@ pub const RANK_FIELDS: [&str; 11] = [
     "dispatched",
     "last_beat_ns",
     "requests",
+    "pulse_epoch",
+    "pulse_ns",
+    "phase",
+    "phase_since_ns",
+    "step",
 ];
 /// Names of a worker block's own words, in order.
 pub const WORKER_FIELDS: [&str; 22] = [
@@ -194,7 +213,7 @@ pub const WORKER_RANK_FIELDS: [&str; 3] = ["prompt_tokens", "cached_tokens", "ge
 pub(super) const HEADER_WORDS: usize = 16;
 pub(super) const BEATS: usize = 16;
 const CONTROL_WORDS: usize = BEATS + MAX_THREADS;
-const RANK_WORDS: usize = 16;
+const RANK_WORDS: usize = 32;
 const OWN_WORDS: usize = 32;
 const HISTOGRAM_WORDS: usize = 32;
 const PER_RANK_WORDS: usize = 4;

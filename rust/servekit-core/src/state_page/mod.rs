@@ -20,8 +20,8 @@ use memmap2::{MmapOptions, MmapRaw};
 pub use histogram::{Counted, Histogram};
 use layout::{BEATS, HEADER_WORDS, Layout};
 pub use layout::{
-    CONTROL_FIELDS, Control, Header, MAGIC, MAX_SLOTS, MAX_THREADS, RANK_FIELDS, Rank, VERSION, WORKER_FIELDS,
-    WORKER_RANK_FIELDS, Worker, WorkerRank,
+    CONTROL_FIELDS, Control, Header, MAGIC, MAX_SLOTS, MAX_THREADS, RANK_FIELDS, RANK_PHASES, Rank, VERSION,
+    WORKER_FIELDS, WORKER_RANK_FIELDS, Worker, WorkerRank,
 };
 
 /// A page that can't be made or opened.
@@ -169,7 +169,7 @@ impl StatePage {
         if index < self.layout.ranks { self.get(self.layout.rank(index) + field as usize) } else { 0 }
     }
 
-    /// Writes a word of a rank's block; control only, but `Pid` and `Epoch`, which main writes.
+    /// Writes a word of a rank's block; control only, but `Pid` and `Epoch`, which main writes, and what the rank says.
     pub fn set_rank(&self, index: usize, field: Rank, value: u64) {
         if index < self.layout.ranks {
             self.set(self.layout.rank(index) + field as usize, value);
@@ -314,6 +314,27 @@ impl StatePage {
         match self.beats().into_iter().min() {
             None | Some(0) => f64::INFINITY,
             Some(oldest) => monotonic_ns().saturating_sub(oldest) as f64 / 1e9,
+        }
+    }
+
+    /// Shows that a rank's process runs, whatever its engine does; that rank only.
+    pub fn pulse(&self, rank: usize, epoch: u64) {
+        self.set_rank(rank, Rank::PulseEpoch, epoch);
+        self.set_rank(rank, Rank::PulseNs, monotonic_ns());
+    }
+
+    /// Says what a rank's engine does from now on, as an index into `RANK_PHASES`, and in which step; that rank only.
+    pub fn enter(&self, rank: usize, phase: u64, step: u64) {
+        self.set_rank(rank, Rank::PhaseSinceNs, monotonic_ns());
+        self.set_rank(rank, Rank::Step, step);
+        self.set_rank(rank, Rank::Phase, phase);
+    }
+
+    /// Seconds since the time in a word of a rank's block; infinite while there is none.
+    pub fn rank_age(&self, rank: usize, field: Rank) -> f64 {
+        match self.rank(rank, field) {
+            0 => f64::INFINITY,
+            then => monotonic_ns().saturating_sub(then) as f64 / 1e9,
         }
     }
 
