@@ -61,6 +61,9 @@ class FakeLink:
         self.last_dispatch = max([self.last_dispatch, *(envelope.dispatch for envelope, _ in found)])
         return found
 
+    def enter(self, phase: str, step: int | None = None) -> None:
+        pass
+
     def send_batch(self, batch: Any, load: Load | None, last_dispatch: int | None = None) -> None:
         self.sent.append((batch, load))
 

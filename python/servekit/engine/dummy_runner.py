@@ -14,6 +14,8 @@ from servekit.engine.randomness import draw_keys
 class DummyRunner:
     """Draws every token evenly from the vocabulary, as a function of (seed, position)."""
 
+    ahead = 0
+
     def __init__(self, vocab_size: int) -> None:
         self.info: dict[str, Any] = {"device": "none", "dtype": "none", "linear": "none", "load_seconds": 0.0}
         self._vocab_size = vocab_size

@@ -110,6 +110,8 @@ class Plan:
         sampling: columns for the sampled rows.
         logprobs: sampled rows whose logprobs are wanted, or None.
         prompt_logprobs: tokens of prompts for which those of the next token are wanted, or None.
+        carried: [2, n] new tokens that the step before is still to draw, None if there are none: indices into `ids`,
+            which hold nothing there, and among the sampled rows of that step.
     """
 
     step: int
@@ -121,6 +123,7 @@ class Plan:
     sampling: SamplingColumns
     logprobs: LogprobColumns | None = None
     prompt_logprobs: LogprobColumns | None = None
+    carried: Ints | None = None
 
 
 @dataclass(slots=True, frozen=True)
@@ -154,13 +157,15 @@ class StepResult:
 
 
 class ModelRunner(Protocol):
-    """Computes steps. Several may be in flight: results are collected in the order of their launch.
+    """Computes steps one after the other, as they were launched; their results are collected in that order.
 
     Attributes:
         info: what it computes with, for logs and `/server_info`.
+        ahead: steps that are worth planning and launching while one is computed: 0 where `launch` itself computes.
     """
 
     info: dict[str, Any]
+    ahead: int
 
     def launch(self, plan: Plan) -> Any:
         """Start a step and return its handle. The plan's arrays must not change afterwards."""

@@ -7,9 +7,10 @@ import logging
 import os
 import random
 import time
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from servekit.engine.dummy_runner import DummyRunner
 from servekit.engine.embedding_plan import EmbeddingRunner
@@ -35,7 +36,7 @@ _DUMMY_CONTEXTS = 8
 
 
 class TorchRank:
-    """A `Rank` that runs a scheduler over a model runner, one step at a time.
+    """A `Rank` that runs a scheduler over a model runner; it plans as many steps ahead as the runner wants.
 
     Args:
         runner, config: what computes, and what is computed.
@@ -54,6 +55,7 @@ class TorchRank:
     ) -> None:
         self._runner: Any = runner
         self._embeds = isinstance(config, EmbeddingConfig)
+        self._ahead = 0 if self._embeds else cast(ModelRunner, runner).ahead
         self._scheduler: Any = EmbeddingScheduler(config) if isinstance(config, EmbeddingConfig) else Scheduler(config)
         self._identity = {"engine": "torch", "rank": rank, "epoch": epoch, "pid": os.getpid()}
         self._reported: tuple[Load, int] | None = None
@@ -72,6 +74,8 @@ class TorchRank:
     def run(self, link: RankLink, stopping: Callable[[], bool]) -> None:
         """Serve until `stopping()`: blocks while there is nothing to compute, and takes messages between steps."""
         scheduler, runner = self._scheduler, self._runner
+        # Steps that are launched and not collected, the oldest first.
+        flying: deque[tuple[Any, Any]] = deque()
         # Before the first request, so that everyone knows the size of the pool.
         self._send(link, report=True)
         idle = True
@@ -81,9 +85,14 @@ class TorchRank:
             # What ended without a step (aborts, refusals) does not wait for the next one.
             self._send(link)
             step = None if self._paused else scheduler.plan()
-            idle = step is None
+            idle = step is None and not flying
             if step is not None:
-                scheduler.complete(step, runner.collect(runner.launch(step.plan)))
+                link.enter("computing", step.plan.step)
+                flying.append((step, runner.launch(step.plan)))
+            if len(flying) > (0 if step is None else self._ahead):
+                oldest, handle = flying.popleft()
+                scheduler.complete(oldest, runner.collect(handle))
+                link.enter("working")
                 self._profiler.step()
             self._send(link, report=True)
         scheduler.close_all("the rank was stopped", 503)

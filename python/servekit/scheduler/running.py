@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from servekit.engine.plan import Ints
 from servekit.scheduler.config import SchedulerConfig
 from servekit.scheduler.memory import KvMemory
 from servekit.scheduler.prefix_cache import common_pages
@@ -75,11 +76,12 @@ class RunningBatch:
             budget -= self._add_piece(request, budget, pieces)
         return pieces
 
-    def computed(self) -> None:
-        """After a step: those whose prompt is complete decode from now on."""
+    def advance(self, slots: Ints, counts: Ints, drawing: Ints) -> None:
+        """A step was planned, see `SlotTable.advance`; those whose known tokens it completes decode from now on."""
+        self.table.advance(slots, counts, drawing)
         if self.prefilling:
-            t = self.table
-            self.prefilling = [r for r in self.prefilling if t.computed[r.slot] < t.known[r.slot]]
+            complete = set(drawing.tolist())
+            self.prefilling = [r for r in self.prefilling if r.slot not in complete]
 
     def leave(self, request: Request) -> None:
         """Take a request out of the batch; what it has computed stays in the cache until pages are short."""
@@ -87,7 +89,8 @@ class RunningBatch:
             self.prefilling.remove(request)
         computed, lease = int(self.table.computed[request.slot]), lease_of(request)
         pages = self.table.remove(request)
-        self.memory.release(lease, request.tokens, pages, computed)
+        # What launched steps still write into its pages lies behind its tokens, or comes before anybody reads there.
+        self.memory.release(lease, request.tokens, pages, min(computed, len(request.tokens)))
         request.lease = None
 
     def _retract(self, request: Request) -> None:

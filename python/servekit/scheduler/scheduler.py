@@ -2,6 +2,11 @@
 
 A step holds one token of every decoding request and pieces of prompts. `plan` makes it, a model runner computes it,
 `complete` takes in its tokens. Nothing here waits, sends or computes.
+
+The next step may be planned while one is computed: where it goes on from a token that is still to be drawn, the runner
+puts that in. A request that turns out to have ended was then computed once too often, which is passed over. A device
+does its steps in order, so pages can be given to others as soon as their owner has left: whoever writes there still
+has done so before the new owner does.
 """
 
 from __future__ import annotations
@@ -130,8 +135,11 @@ class Scheduler:
     # Steps
 
     def plan(self) -> Step | None:
-        """The next step, or None if there is nothing to compute."""
+        """The next step, or None if there is nothing to compute before an earlier step is complete."""
         t = self._table
+        if (t.decoding & t.penalized & (t.pending > 0)).any():
+            # What is drawn next depends on a token that nobody knows yet.
+            return None
         self._batch.make_room()
         slots = np.flatnonzero(t.decoding)
         starts, counts = t.computed[slots], np.ones(len(slots), np.int64)
@@ -147,6 +155,7 @@ class Scheduler:
         if pieces:
             parts = [t.tokens[s, a : a + n] for s, a, n in more.tolist()]
             ids = np.concatenate((ids, *parts), dtype=np.int64, casting="same_kind")
+        carried = np.flatnonzero(t.pending[slots[:decoded]])
         width = -(-int((starts + counts).max()) // t.page)
         sampled = np.flatnonzero(starts + counts == t.known[slots])
         self._steps += 1
@@ -164,7 +173,9 @@ class Scheduler:
             logprob_columns(t, slots[sampled]),
             # Tokens of prompts lie behind those of the decoding requests.
             prompts and replace(prompts, at=prompts.at + decoded),
+            np.stack((carried, t.drawn_at[slots[carried]])) if len(carried) else None,
         )
+        self._batch.advance(slots, counts, slots[sampled])
         return Step(plan, slots, t.serial[slots], [(decoded + piece, there) for piece, there in places])
 
     def complete(self, step: Step, result: StepResult) -> None:
@@ -172,35 +183,32 @@ class Scheduler:
 
         Rows whose request ended since the step was planned are passed over.
         """
-        t = self._table
+        t, plan = self._table, step.plan
         live = t.serial[step.slots] == step.serials
         live &= t.used[step.slots]
-        t.computed[step.slots[live]] += step.plan.counts[live]
         if (found := result.prompt_logprobs) is not None:
             for row, places in step.prompts:
                 if live[row] and (state := t.owner(int(step.slots[row])).logprobs) is not None:
                     state.add(found, places)
-        rows = step.plan.sampled[live[step.plan.sampled]]
+        told = live[plan.sampled]
+        rows, at = plan.sampled[told], plan.sampling.position[told]
         slots, new = step.slots[rows], result.tokens[rows, 0]
-        self._batch.computed()
         bad = new == BAD_LOGITS
         if bad.any():
             for slot in slots[bad].tolist():
                 reason = FinishReason("error", message="the model's output for this request is not finite", status=500)
                 self._close(t.owner(slot), reason)
-            slots, new = slots[~bad], new[~bad]
+            slots, at, new = slots[~bad], at[~bad], new[~bad]
             # Whatever made the logits so may be in its pages.
             self._batch.memory.flush()
-        t.tokens[slots, t.known[slots]] = new
-        t.known[slots] += 1
-        t.decoding[slots] = True
+        t.fill(slots, at, new)
         for i in np.flatnonzero(t.penalized[slots]).tolist():
             if (seen := t.owner(int(slots[i])).seen) is not None:
                 seen.add(int(new[i]))
-        self._emit(slots, new, self._told(step, result, slots))
+        self._emit(slots, at, new, self._told(step, result, slots, at))
 
-    def _told(self, step: Step, result: StepResult, slots: Ints) -> dict[int, Columns]:
-        """Logprob columns of the slots that got a token, by index among them."""
+    def _told(self, step: Step, result: StepResult, slots: Ints, at: Ints) -> dict[int, Columns]:
+        """Logprob columns of the slots that got a token, by index among them; `at` is the token's place."""
         t, plan, found = self._table, step.plan, result.logprobs
         if plan.logprobs is None or found is None:
             return {}
@@ -209,7 +217,7 @@ class Scheduler:
         for i in np.flatnonzero(t.tells[slots]).tolist():
             slot = int(slots[i])
             if (state := t.owner(slot).logprobs) is not None:
-                told[i] = state.row(found, place_of[slot], t.tokens[slot, : t.known[slot]])
+                told[i] = state.row(found, place_of[slot], t.tokens[slot, : at[i] + 1])
         return told
 
     # What goes out
@@ -248,21 +256,21 @@ class Scheduler:
 
     # Inside
 
-    def _emit(self, slots: Ints, new: Ints, told: dict[int, Columns]) -> None:
-        """Report new tokens, and close the requests that end with them."""
+    def _emit(self, slots: Ints, at: Ints, new: Ints, told: dict[int, Columns]) -> None:
+        """Report new tokens, by their places in their sequences, and close the requests that end with them."""
         if not len(slots):
             return
         t = self._table
         stopped = self._is_end[new] & ~t.ignores_end[slots]
         for i in np.flatnonzero(t.has_stops[slots]).tolist():
             stopped[i] |= int(new[i]) in self._table.owner(int(slots[i])).stop_ids
-        ended = np.flatnonzero(stopped | (t.known[slots] >= t.limit[slots])).tolist()
+        ended = np.flatnonzero(stopped | (at + 1 >= t.limit[slots])).tolist()
         reasons: list[FinishReason | None] | None = None
         if ended:
             reasons = [None] * len(slots)
             for i in ended:
                 reasons[i] = FinishReason("stop", matched=int(new[i])) if stopped[i] else FinishReason("length")
-        generated = t.known[slots] - t.prompt[slots]
+        generated = at + 1 - t.prompt[slots]
         # Of a request that is not streamed the worker sees the last row alone.
         telling = {*np.flatnonzero(generated == 1).tolist(), *ended}
         waits = {row: self._table.owner(int(slots[row])).waited for row in telling}

@@ -13,9 +13,12 @@ class SlotTable:
 
     Attributes, each an array over slots:
         serial: changes whenever a slot gets another request.
-        used, decoding: the slot has a request; all its known tokens but the newest are computed.
+        used, decoding: the slot has a request; the next step computes its newest token, and draws another.
         rid, prompt, limit, min_tokens: of its request.
-        known, computed: tokens of prompt and output; those whose keys and values are in the pool.
+        known, computed: tokens of prompt and output, with those that launched steps will draw; those whose keys and
+            values are in the pool, or will be when these steps are done.
+        pending: how many of the known tokens, the last ones, are still to be drawn; their ids are 0.
+        drawn_at: where the newest token is among those that the last step draws.
         held: pages it holds.
         tokens: [slots, max_tokens] ids, valid up to `known`.
         pages: [slots, pages of max_tokens] page numbers, 0 from `held` on.
@@ -32,6 +35,7 @@ class SlotTable:
         self._free = list(range(slots - 1, -1, -1))
         self.serial, self.prompt, self.limit, self.min_tokens = (np.zeros(slots, np.int64) for _ in range(4))
         self.known, self.computed, self.held = (np.zeros(slots, np.int64) for _ in range(3))
+        self.pending, self.drawn_at = (np.zeros(slots, np.int64) for _ in range(2))
         self.top_k, self.retractions, self.cached = (np.zeros(slots, np.int64) for _ in range(3))
         self.used, self.decoding, self.ignores_end, self.has_stops = (np.zeros(slots, np.bool_) for _ in range(4))
         self.penalized, self.biased, self.tells = (np.zeros(slots, np.bool_) for _ in range(3))
@@ -87,13 +91,28 @@ class SlotTable:
         self.tells[slot] = request.logprobs is not None
         self.retractions[slot], self.cached[slot] = request.retractions, request.cached
 
+    def advance(self, slots: Ints, counts: Ints, drawing: Ints) -> None:
+        """A step was planned: it computes `counts` tokens of some slots, and draws one for those in `drawing`."""
+        self.computed[slots] += counts
+        self.tokens[drawing, self.known[drawing]] = 0
+        self.known[drawing] += 1
+        self.pending[drawing] += 1
+        self.drawn_at[drawing] = np.arange(len(drawing))
+        # Who will have all its tokens needs no further step, whatever they are.
+        self.decoding[drawing] = self.known[drawing] < self.limit[drawing]
+
+    def fill(self, slots: Ints, at: Ints, tokens: Ints) -> None:
+        """Tokens that a step was to draw are known: what they are, and where in their sequences."""
+        self.tokens[slots, at] = tokens
+        self.pending[slots] -= 1
+
     def remove(self, request: Request) -> Ints:
         """Take a request out of its slot; its tokens stay with it, and its pages are returned."""
         slot = request.slot
-        request.tokens = self.tokens[slot, : self.known[slot]].copy()
+        request.tokens = self.tokens[slot, : self.known[slot] - self.pending[slot]].copy()
         pages = self.pages[slot, : self.held[slot]].copy()
         self.pages[slot, : self.held[slot]] = 0
-        self.held[slot] = self.computed[slot] = self.known[slot] = 0
+        self.held[slot] = self.computed[slot] = self.known[slot] = self.pending[slot] = 0
         self.used[slot] = self.decoding[slot] = False
         self.owners[slot] = None
         request.slot = -1
