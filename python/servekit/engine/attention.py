@@ -16,6 +16,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from servekit.engine.device import upload
 from servekit.engine.kv_cache import KvPool
 from servekit.engine.plan import Plan
 
@@ -24,10 +25,7 @@ _GROUP_WASTE = 256
 
 
 class Attention(Protocol):
-    """Causal attention of a step's new tokens over their own sequences."""
-
-    def begin(self, plan: Plan) -> torch.Tensor:
-        """Prepare for a step and return the new tokens' positions, [tokens] int64 on the device."""
+    """Causal attention of a step's new tokens over their own sequences, as a model sees it."""
 
     def attend(self, layer: int, q: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
         """Store the new tokens' keys and values, all of them, then attend.
@@ -41,6 +39,13 @@ class Attention(Protocol):
         Returns:
             [tokens, heads * head size].
         """
+
+
+class AttentionBackend(Attention, Protocol):
+    """The same as a runner sees it: it is told of each step first."""
+
+    def begin(self, plan: Plan) -> torch.Tensor:
+        """Prepare for a step and return the new tokens' positions, [tokens] int64 on the device."""
 
 
 @dataclass(slots=True)
@@ -111,7 +116,7 @@ class TorchAttention:
         row_of = np.repeat(np.arange(len(plan.counts)), plan.counts)
         positions = plan.starts[row_of] + np.arange(len(row_of)) - firsts[row_of]
         places = plan.tables[row_of, positions // page] * page + positions % page
-        self._places = torch.from_numpy(places).to(self._device)
+        self._places = upload(places, self._device)
         lengths = plan.starts + plan.counts
         # A window that is longer than all rows is none.
         longest = int(lengths.max())
@@ -125,7 +130,7 @@ class TorchAttention:
             # Grows by half at least, so that a lengthening batch does not allocate at each step.
             size = max(needed, len(self._buffer) * 3 // 2)
             self._buffer = self._buffer.new_empty(size, *self._buffer.shape[1:])
-        return torch.from_numpy(positions).to(self._device)
+        return upload(positions, self._device)
 
     def attend(self, layer: int, q: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
         self._store(layer, kv)
@@ -215,20 +220,19 @@ class TorchAttention:
         if int(lengths.min()) != length or np.any(oldest != begins):
             at = np.arange(length)
             hidden = (at >= lengths[:, None]) | (at < (oldest - begins)[:, None])
-            mask = torch.zeros(len(rows), 1, 1, length, dtype=self._dtype)
-            mask.masked_fill_(torch.from_numpy(hidden)[:, None, None], float("-inf"))
-            mask = mask.to(self._device)
+            mask = torch.zeros(len(rows), 1, 1, length, dtype=self._dtype, device=self._device)
+            mask.masked_fill_(upload(hidden, self._device)[:, None, None], float("-inf"))
         first, last = int(firsts[0]), int(firsts[-1])
         tokens: torch.Tensor | slice = slice(first, last + 1)
         if last - first != len(rows) - 1 or np.any(np.diff(firsts) != 1):
-            tokens = torch.from_numpy(firsts).to(self._device)
+            tokens = upload(firsts, self._device)
         if begins.any():
             # Behind a short row's end the table may end too; what is read there instead is hidden.
             columns = np.minimum(begins[:, None] // self._pool.page + np.arange(width), plan.tables.shape[1] - 1)
             table = plan.tables[rows[:, None], columns]
         else:
             table = np.ascontiguousarray(plan.tables[rows, :width])
-        pages = torch.from_numpy(table.reshape(-1)).to(self._device)
+        pages = upload(table.reshape(-1), self._device)
         return _Group(tokens, pages, len(rows), length, mask)
 
     def _chunk(self, plan: Plan, row: int, first: int, end: int, begin: int, window: int | None) -> _Chunk:
@@ -238,13 +242,14 @@ class TorchAttention:
         if start > 0:
             page = self._pool.page
             columns = slice(begin // page, -(-end // page))
-            pages = torch.from_numpy(np.ascontiguousarray(plan.tables[row, columns])).to(self._device)
+            pages = upload(np.ascontiguousarray(plan.tables[row, columns]), self._device)
         elif window is None or end <= window:
             return _Chunk(tokens, None, length, None)
-        mask = torch.full((count, length), float("-inf"), dtype=self._dtype).triu_(start - begin + 1)
+        mask = torch.full((count, length), float("-inf"), dtype=self._dtype, device=self._device)
+        mask.triu_(start - begin + 1)
         if window is not None and end > window:
             mask += torch.full_like(mask, float("-inf")).tril_(start - begin - window)
-        return _Chunk(tokens, pages, length, mask.to(self._device))
+        return _Chunk(tokens, pages, length, mask)
 
 
 def group_by_length(rows: np.ndarray, lengths: np.ndarray) -> list[np.ndarray]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
+import numpy.typing as npt
 import torch
 
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -37,6 +39,17 @@ def choose_device(name: str, rank: int) -> torch.device:
     device = torch.device("cuda", rank % torch.cuda.device_count())
     torch.cuda.set_device(device)
     return device
+
+
+def upload(values: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
+    """An array on a device. To CUDA it goes from pinned memory: the host need not wait for what is computed there."""
+    tensor = torch.from_numpy(values)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+
+
+def download(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor on its way to the host, into pinned memory: it may be read when the device has come so far."""
+    return tensor.to("cpu", non_blocking=True)
 
 
 def choose_dtype(name: str, device: torch.device) -> torch.dtype:

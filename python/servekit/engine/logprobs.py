@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from servekit.engine.device import download, upload
 from servekit.engine.plan import Ints, LogprobColumns, Logprobs
 
 _BLOCK = 128
@@ -16,7 +17,7 @@ _BLOCK = 128
 
 @dataclass(slots=True, frozen=True)
 class DeviceLogprobs:
-    """Logprobs that are still on the device, see `Logprobs`; `sizes` says how many given ids each place has."""
+    """Logprobs as tensors, see `Logprobs`; `sizes` says how many given ids each place has."""
 
     chosen: torch.Tensor
     top_values: torch.Tensor
@@ -24,8 +25,14 @@ class DeviceLogprobs:
     given: torch.Tensor
     sizes: Ints
 
+    def sent(self) -> DeviceLogprobs:
+        """The same on their way to the host, see `download`."""
+        return DeviceLogprobs(
+            download(self.chosen), download(self.top_values), download(self.top_ids), download(self.given), self.sizes
+        )
+
     def fetch(self) -> Logprobs:
-        """Copy them to the host; waits for the device."""
+        """As arrays; waits for the device if they are still there."""
         given = None
         if self.sizes.any():
             given = np.split(self.given.cpu().numpy(), np.cumsum(self.sizes)[:-1])
@@ -51,8 +58,8 @@ def read_logprobs(
     if columns.ids is not None:
         wanted = [np.zeros(0, np.int64) if row is None else row for row in columns.ids]
         sizes = np.array([len(row) for row in wanted], np.int64)
-        rows = torch.from_numpy(np.repeat(np.arange(len(wanted)), sizes)).to(logits.device)
-        given = logits[rows, torch.from_numpy(np.concatenate(wanted)).to(logits.device)] - total[rows]
+        rows = upload(np.repeat(np.arange(len(wanted)), sizes), logits.device)
+        given = logits[rows, upload(np.concatenate(wanted), logits.device)] - total[rows]
     return DeviceLogprobs(chosen, values - total[:, None], ids, given, sizes)
 
 
@@ -68,8 +75,8 @@ def read_prompt_logprobs(
     """
     if columns.targets is None:
         raise ValueError("logprobs of a prompt need targets")
-    at = torch.from_numpy(columns.at).to(states.device)
-    targets = torch.from_numpy(columns.targets).to(states.device)
+    at = upload(columns.at, states.device)
+    targets = upload(columns.targets, states.device)
     width, parts = int(columns.top.max(initial=0)), []
     for begin in range(0, len(at), _BLOCK):
         block = slice(begin, begin + _BLOCK)

@@ -10,7 +10,7 @@ import torch
 
 from servekit._core import PagedAttention
 from servekit.engine import native
-from servekit.engine.attention import Attention, TorchAttention, _Group, _Rows
+from servekit.engine.attention import AttentionBackend, TorchAttention, _Group, _Rows
 from servekit.engine.kv_cache import KvPool
 from servekit.engine.plan import Ints, Plan
 
@@ -22,7 +22,7 @@ def make_attention(
     dtype: torch.dtype,
     device: torch.device,
     windows: Sequence[int | None] = (),
-) -> Attention:
+) -> AttentionBackend:
     """The back end for a pool; arguments as of `TorchAttention`."""
     fits = native.serves(pool.layers[0]) and head_size % 16 == 0
     return (NativeAttention if fits else TorchAttention)(pool, heads, head_size, dtype, device, windows)

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from servekit.engine.device import upload
 from servekit.engine.plan import BAD_LOGITS, Ints, SamplingColumns
 from servekit.engine.randomness import draw_keys
 
@@ -21,9 +22,11 @@ GREEDY_BELOW = 1e-5
 """A temperature below that is greedy: dividing by it would overflow."""
 
 _HEAD = 1024
-"""Candidates that are sorted first; most nuclei end within them, so the whole vocabulary is seldom sorted."""
-_BLOCK = 4
+"""Candidates that are sorted first; most nuclei end within them, so a CPU seldom sorts the whole vocabulary."""
+_BLOCK_CPU = 4
 """Rows whose noise is made together: their buffers stay in the processor's second cache."""
+_BLOCK_CUDA = 64
+"""There a block costs a dozen kernels, whatever its size; its buffers are small beside the logits."""
 
 
 class Sampler:
@@ -31,6 +34,8 @@ class Sampler:
 
     def __init__(self, vocab_size: int, device: torch.device) -> None:
         self._device = device
+        self._looks = device.type == "cpu"
+        self._block = _BLOCK_CPU if self._looks else _BLOCK_CUDA
         self._tokens = _mix(torch.arange(vocab_size, dtype=torch.int32, device=device), None)
 
     def sample(self, logits: torch.Tensor, columns: SamplingColumns) -> torch.Tensor:
@@ -47,7 +52,7 @@ class Sampler:
         drawn = np.flatnonzero(columns.temperature >= GREEDY_BELOW)
         if len(drawn):
             everyone = len(drawn) == len(columns.temperature)
-            index = torch.from_numpy(drawn).to(self._device)
+            index = self._index(drawn)
             scaled = logits if everyone else logits[index]
             scaled /= self._column(columns.temperature[drawn])[:, None]
             self._filter(scaled, columns, drawn)
@@ -71,13 +76,13 @@ class Sampler:
         for row, mask in enumerate(columns.allowed or ()):
             if mask is not None:
                 bits = np.unpackbits(mask.astype("<u4").view(np.uint8), bitorder="little")[: logits.shape[-1]]
-                logits[row].masked_fill_(torch.from_numpy(bits == 0).to(self._device), -math.inf)
+                logits[row].masked_fill_(upload(bits == 0, self._device), -math.inf)
 
     def _column(self, values: npt.NDArray[Any]) -> torch.Tensor:
-        return torch.from_numpy(values.astype(np.float32)).to(self._device)
+        return upload(values.astype(np.float32), self._device)
 
     def _index(self, values: Ints) -> torch.Tensor:
-        return torch.from_numpy(values).to(self._device)
+        return upload(values, self._device)
 
     def _filter(self, scaled: torch.Tensor, columns: SamplingColumns, drawn: npt.NDArray[np.intp]) -> None:
         """Put -inf in place of what top_k, top_p and min_p exclude; equal logits stay or go together."""
@@ -86,7 +91,8 @@ class Sampler:
         top_k = np.where(top_k <= 0, vocabulary, np.minimum(top_k, vocabulary))
         sorting = np.flatnonzero((top_k < vocabulary) | (top_p < 1))
         if len(sorting):
-            head = sorting[(top_k[sorting] <= _HEAD) | (top_k[sorting] == vocabulary)]
+            # Whether a nucleus ends within the head must be looked at, for which the host would wait for a device.
+            head = sorting[(top_k[sorting] <= _HEAD) | ((top_k[sorting] == vocabulary) & self._looks)]
             whole = np.setdiff1d(sorting, head)
             if len(head):
                 short = self._cut(scaled, head, top_k[head], top_p[head], min(_HEAD, vocabulary))
@@ -95,7 +101,7 @@ class Sampler:
                 self._cut(scaled, whole, top_k[whole], top_p[whole], vocabulary)
         floors = np.flatnonzero(min_p > 0)
         if len(floors):
-            index = torch.from_numpy(floors).to(self._device)
+            index = self._index(floors)
             rows = scaled[index]
             floor = rows.amax(-1, keepdim=True) + self._column(np.log(np.minimum(min_p[floors], 1)))[:, None]
             scaled[index] = rows.masked_fill_(rows < floor, -math.inf)
@@ -111,12 +117,12 @@ class Sampler:
         """Apply top_k, then top_p among what is left, to the rows `at`, sorting `width` candidates.
 
         Returns:
-            The rows whose nucleus does not end within `width`; these are left as they were.
+            Which rows' nuclei do not end within `width`; these rows are left as they were.
         """
-        index = torch.from_numpy(at).to(self._device)
+        index = self._index(at)
         rows = scaled[index]
         values = rows.topk(width, -1).values
-        k = torch.from_numpy(top_k).to(self._device)[:, None]
+        k = upload(top_k, self._device)[:, None]
         outside = torch.arange(width, device=self._device) >= k
         kept = values.masked_fill(outside, -math.inf)
         # Without top_k the nucleus is a share of everything, also of what was not sorted.
@@ -128,14 +134,16 @@ class Sampler:
         last = values.gather(-1, (nucleus - 1)[:, None])
         last.masked_fill_(short[:, None], -math.inf)
         scaled[index] = rows.masked_fill_(rows < last, -math.inf)
-        result: npt.NDArray[np.bool_] = short.cpu().numpy()
+        if not self._looks:
+            return np.zeros(len(at), np.bool_)
+        result: npt.NDArray[np.bool_] = short.numpy()
         return result
 
     def _draw(self, scaled: torch.Tensor, keys: npt.NDArray[np.int32]) -> torch.Tensor:
-        noise_keys = torch.from_numpy(keys).to(self._device)
+        noise_keys = upload(keys, self._device)
         out = torch.empty(len(scaled), dtype=torch.int64, device=self._device)
-        for start in range(0, len(scaled), _BLOCK):
-            block = slice(start, start + _BLOCK)
+        for start in range(0, len(scaled), self._block):
+            block = slice(start, start + self._block)
             bits = _mix(self._tokens ^ noise_keys[0, block, None], noise_keys[1, block, None])
             # 23 bits and a half: exact in float32, never 0 or 1.
             uniform = (bits.bitwise_right_shift_(9).bitwise_and_(0x7FFFFF)).to(torch.float32).add_(0.5).mul_(2.0**-23)

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from servekit.engine.device import DeviceError, choose_device, choose_dtype, share_threads
+from servekit.engine.decode_graphs import CudaRecorder, DecodeGraphs, carry
+from servekit.engine.device import DeviceError, choose_device, choose_dtype, download, share_threads, upload
 from servekit.engine.kv_cache import KvPool
 from servekit.engine.linear import DenseLinear, LinearFactory, choose_linear
 from servekit.engine.logprobs import DeviceLogprobs, read_logprobs, read_prompt_logprobs
@@ -33,23 +34,43 @@ _CUDA_ACTIVATION_BYTES = 1 << 30
 
 @dataclass(slots=True, frozen=True)
 class Handle:
-    """A launched step: how many rows, which of them are sampled, and what the device makes of them."""
+    """A launched step: how many rows, which of them are sampled, and what the device makes of them.
+
+    The tensors are on their way to the host; on CUDA they are there when `done` has come.
+    """
 
     rows: int
     sampled: Ints
     tokens: torch.Tensor | None
     logprobs: DeviceLogprobs | None
     prompt_logprobs: DeviceLogprobs | None
+    done: torch.cuda.Event | None
 
 
 class TorchRunner:
-    """A model, its KV pool and its sampler; `info` says what was chosen for them."""
+    """A model, its KV pool and its sampler; `info` says what was chosen for them.
+
+    On CUDA nothing in `launch` waits for the device: what goes there lies in pinned memory, tokens that were drawn stay
+    there for the next step, and steps that only decode are played from recordings.
+
+    Args:
+        graphs: the recordings, None to compute every step anew.
+    """
 
     def __init__(
-        self, model: Decoder, pool: KvPool, dtype: torch.dtype, device: torch.device, info: dict[str, Any]
+        self,
+        model: Decoder,
+        pool: KvPool,
+        dtype: torch.dtype,
+        device: torch.device,
+        info: dict[str, Any],
+        graphs: DecodeGraphs | None = None,
     ) -> None:
         config = model.config
         self.info = info
+        self.ahead = 1 if device.type == "cuda" else 0
+        self._graphs = graphs
+        self._drawn: torch.Tensor | None = None
         self._model = model
         self._device = device
         self._attention = make_attention(pool, config.heads, config.head_size, dtype, device, config.windows)
@@ -58,22 +79,36 @@ class TorchRunner:
     def launch(self, plan: Plan) -> Handle:
         """Compute a step; on CUDA it runs while the caller goes on."""
         with torch.inference_mode():
-            positions = self._attention.begin(plan)
+            states = self._states(plan)
             last = np.cumsum(plan.counts)[plan.sampled] - 1
-            ids = torch.from_numpy(plan.ids).to(self._device)
-            states = self._model.states(ids, positions, self._attention)
             tokens = logprobs = prompt_logprobs = None
             if len(plan.sampled):
-                logits = self._model.logits(states[torch.from_numpy(last).to(self._device)])
-                tokens, logprobs = self._sample(logits, plan)
+                logits = self._model.logits(states[upload(last, self._device)])
+                self._drawn, logprobs = self._sample(logits, plan)
+                tokens = download(self._drawn)
             if plan.prompt_logprobs is not None:
                 prompt_logprobs = read_prompt_logprobs(self._model.logits, states, plan.prompt_logprobs)
-        return Handle(len(plan.counts), plan.sampled, tokens, logprobs, prompt_logprobs)
+            logprobs, prompt_logprobs = logprobs and logprobs.sent(), prompt_logprobs and prompt_logprobs.sent()
+        done = None
+        if self._device.type == "cuda":
+            done = torch.cuda.Event()
+            done.record()
+        return Handle(len(plan.counts), plan.sampled, tokens, logprobs, prompt_logprobs, done)
+
+    def _states(self, plan: Plan) -> torch.Tensor:
+        """The step's tokens behind the last layer, [tokens, hidden]."""
+        if self._graphs is not None and self._graphs.fit(plan):
+            return self._graphs.states(plan, self._drawn)
+        positions = self._attention.begin(plan)
+        # A copy where it is changed: the plan belongs to somebody else.
+        ids = upload(plan.ids if plan.carried is None else plan.ids.copy(), self._device)
+        carry(ids, plan.carried, self._drawn)
+        return self._model.states(ids, positions, self._attention)
 
     def _sample(self, logits: torch.Tensor, plan: Plan) -> tuple[torch.Tensor, DeviceLogprobs | None]:
         if plan.logprobs is None:
             return self._sampler.sample(logits, plan.sampling), None
-        at = torch.from_numpy(plan.logprobs.at).to(self._device)
+        at = upload(plan.logprobs.at, self._device)
         # A copy: the sampler changes the logits in place.
         untouched = logits[at]
         tokens = self._sampler.sample(logits, plan.sampling)
@@ -81,9 +116,11 @@ class TorchRunner:
 
     def collect(self, handle: Handle) -> StepResult:
         """Tokens of a launched step, [rows, 1], and the logprobs that were asked for."""
+        if handle.done is not None:
+            handle.done.synchronize()
         out = np.full((handle.rows, 1), NO_TOKEN, np.int64)
         if handle.tokens is not None:
-            out[handle.sampled, 0] = handle.tokens.cpu().numpy()
+            out[handle.sampled, 0] = handle.tokens.numpy()
         found = [h if h is None else h.fetch() for h in (handle.logprobs, handle.prompt_logprobs)]
         return StepResult(out, *found)
 
@@ -137,8 +174,10 @@ def load_torch_runner(
     pages = tokens // page
     if pages < 1:
         raise DeviceError(f"no room for a KV page of {page} tokens on {where}: take a smaller model")
+    # One page more, where the rows write that fill recorded steps up.
+    spare = 1 if where.type == "cuda" else 0
     try:
-        pool = KvPool(config.layers, config.kv_heads, config.head_size, pages, page, kind, where)
+        pool = KvPool(config.layers, config.kv_heads, config.head_size, pages + spare, page, kind, where)
     except (OSError, RuntimeError) as error:
         size = pages * page * KvPool.token_bytes(config.layers, config.kv_heads, config.head_size, kind) >> 20
         raise DeviceError(f"no memory for a KV pool of {size} MiB: take a smaller --max-total-tokens") from error
@@ -150,7 +189,10 @@ def load_torch_runner(
         "vocab_size": config.vocab_size,
         "kv_pages": pages,
     }
-    runner = TorchRunner(model, pool, kind, where, info)
+    graphs = None
+    if where.type == "cuda" and model.recordable:
+        graphs = DecodeGraphs(model.states, pool, config.windows, CudaRecorder())
+    runner = TorchRunner(model, pool, kind, where, info, graphs)
     _warm_up(runner)
     info["load_seconds"] = round(time.monotonic() - began, 2)
     logger.debug("linear layers chosen in %.2f s: %s", chosen - began, name)

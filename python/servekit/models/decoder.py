@@ -16,7 +16,7 @@ from torch import nn
 from servekit.engine.attention import Attention
 from servekit.engine.linear import LinearFactory
 from servekit.models.gguf_file import GgufFile
-from servekit.models.layers import GatedFeedForward, RMSNorm, add_
+from servekit.models.layers import GatedFeedForward, MixtureOfExperts, RMSNorm, add_
 from servekit.models.rope import Rope, RopeParameters, rotate_
 from servekit.models.tensor_loader import TensorLoader
 from servekit.models.weights import GgufSource, WeightError, Weights
@@ -216,6 +216,11 @@ class Decoder(nn.Module):  # type: ignore[misc]
         else:
             self.head = load.linear("", {"lm_head": config.vocab_size}, config.hidden)
         load.finish()
+
+    @property
+    def recordable(self) -> bool:
+        """Whether a step is one sequence of kernels, whatever its tokens, with no look at results in between."""
+        return not any(isinstance(module, MixtureOfExperts) and module.grouped is None for module in self.modules())
 
     def forward(
         self, ids: torch.Tensor, positions: torch.Tensor, last: torch.Tensor, attention: Attention

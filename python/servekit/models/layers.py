@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from servekit.engine import native
+from servekit.models.grouped_experts import group
 from servekit.models.tensor_loader import TensorLoader
 
 
@@ -74,14 +75,16 @@ class MixtureOfExperts(nn.Module):  # type: ignore[misc]
         super().__init__()
         self._used, self._normalize = used, normalize
         self.router = load.linear(at, {"gate": experts}, hidden)
-        self.experts = nn.ModuleList(
-            GatedFeedForward(load, f"{at}experts.{expert}.", hidden, intermediate) for expert in range(experts)
-        )
+        each = [GatedFeedForward(load, f"{at}experts.{expert}.", hidden, intermediate) for expert in range(experts)]
+        self.grouped = group([(expert.gate_up, expert.down) for expert in each])
+        self.experts = nn.ModuleList(each if self.grouped is None else [])
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         weights, chosen = self.router(x).softmax(-1, dtype=torch.float32).topk(self._used, -1)
         if self._normalize:
             weights = weights / weights.sum(-1, keepdim=True)
+        if self.grouped is not None:
+            return self.grouped(x, weights, chosen)
         weights, chosen = weights.to(x.dtype).flatten(), chosen.flatten()
         by_expert = chosen.argsort(stable=True)
         counts = chosen.bincount(minlength=len(self.experts)).tolist()

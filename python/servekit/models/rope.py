@@ -145,8 +145,8 @@ class RopeParameters:
         return (torch.arange(head_size // 2) - low) / (high - low or 0.001)
 
 
-def _exponents(head_size: int) -> torch.Tensor:
-    return torch.arange(0, head_size, 2, dtype=torch.float32) / head_size
+def _exponents(head_size: int, device: torch.device | None = None) -> torch.Tensor:
+    return torch.arange(0, head_size, 2, dtype=torch.float32, device=device) / head_size
 
 
 def _attention_factor(rope: dict[str, Any], factor: float) -> float:
@@ -211,7 +211,7 @@ class Rope(nn.Module):  # type: ignore[misc]
         p, d = self._rope, self._head_size
         length = (positions + 1).clamp(min=p.original_context)
         growth = (p.factor * length / p.original_context - (p.factor - 1)) ** (d / (d - 2))
-        return 1.0 / (p.base * growth[:, None]) ** _exponents(d).to(positions.device)
+        return 1.0 / (p.base * growth[:, None]) ** _exponents(d, positions.device)
 
 
 def rotate_(x: torch.Tensor, table: tuple[torch.Tensor, torch.Tensor]) -> None:
