@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from servekit.runtime.watchdog import Watchdog
+from servekit.runtime.watchdog import Watchdog, doing
 
 
 class Clock:
@@ -44,3 +44,10 @@ def test_time_in_which_nobody_could_be_heard_does_not_count(clock: Clock) -> Non
     assert not any(clock.look(1, 5, age=age) for age in [0.1, *[9.0] * 10, None])
     assert not clock.look(1, 5, after=100.0), "main itself stood still"
     assert clock.look(1, 5)
+
+
+def test_it_tells_a_process_that_is_stopped_from_an_engine_that_is_stuck() -> None:
+    rank = {"pulse_age_s": 0.1, "phase": "computing", "phase_age_s": 31.2, "step": 12}
+    assert doing(rank) == "its process runs; computing for 31 s, step 12"
+    assert doing(rank | {"pulse_age_s": 30.9}) == "its process has not run for 31 s; computing for 31 s, step 12"
+    assert doing(rank | {"pulse_age_s": None}) == "nothing is known of it"

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("servekit.runtime")
 
 LOOK_EVERY_S = 1.0
+STOPPED_S = 2.0
+"""A pulse that is older belongs to a process that does not run."""
 CONTROL_SILENCE_S = 2.0
 """Control hears the ranks: while it is silent itself, nothing can be said of them."""
 
@@ -38,7 +40,8 @@ class Watchdog:
         now = time.monotonic()
         if now - self._looked < LOOK_EVERY_S / 2:
             return
-        stuck = self.stuck(server.state_page.snapshot(), now)
+        page = server.state_page.snapshot()
+        stuck = self.stuck(page, now)
         self._asked.intersection_update(stuck)
         for child in server.of(SCHEDULER):
             if child.index not in stuck:
@@ -48,10 +51,11 @@ class Watchdog:
                 continue
             self._asked.add(child.index)
             logger.error(
-                "%s (pid %d) has requests and has said nothing for %g s: it gets to write its stacks, then it ends",
+                "%s (pid %d) has requests and has said nothing for %g s (%s): it may write its stacks, then it ends",
                 child.title,
                 child.pid,
                 self._timeout_s,
+                doing(page["ranks"][child.index]),
             )
             child.write_stacks()
 
@@ -72,3 +76,16 @@ class Watchdog:
             else:
                 self._silent[number] = (beat, silent + counted)
         return [number for number, (_, silent) in self._silent.items() if silent >= self._timeout_s]
+
+
+def doing(rank: dict[str, Any]) -> str:
+    """What a rank last said of itself, in words.
+
+    Args:
+        rank: what a snapshot of the state page shows of it.
+    """
+    if rank["pulse_age_s"] is None or rank["phase_age_s"] is None:
+        return "nothing is known of it"
+    stopped = rank["pulse_age_s"] > STOPPED_S
+    runs = f"its process has not run for {rank['pulse_age_s']:.0f} s" if stopped else "its process runs"
+    return f"{runs}; {rank['phase']} for {rank['phase_age_s']:.0f} s, step {rank['step']}"
