@@ -165,7 +165,13 @@ FLAGS = (
     Flag("max_total_tokens", ENGINE, "KV pool of a rank, in tokens.", (), "TOKENS", "what memory allows"),
     Flag("page_size", ENGINE, "Tokens in a KV page.", ("--block-size",), "TOKENS"),
     Flag("max_prefill_tokens", ENGINE, "Most prompt tokens in a step.", ("--max-num-batched-tokens",), "TOKENS"),
-    Flag("chunked_prefill_size", ENGINE, "Most tokens of one prompt in a step.", (), "TOKENS"),
+    Flag(
+        "chunked_prefill_size",
+        ENGINE,
+        "Most tokens of one prompt in a step; fewer while others decode.",
+        (),
+        "TOKENS",
+    ),
     Flag("schedule_policy", ENGINE, "Who of the waiting is next.", ("--scheduling-policy",)),
     Flag(
         "prefix_caching",

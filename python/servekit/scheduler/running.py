@@ -9,6 +9,7 @@ import numpy as np
 from servekit.engine.plan import Ints
 from servekit.scheduler.config import SchedulerConfig
 from servekit.scheduler.memory import KvMemory
+from servekit.scheduler.pace import SHORT, Pace
 from servekit.scheduler.prefix_cache import common_pages
 from servekit.scheduler.request import Request, lease_of
 from servekit.scheduler.table import SlotTable
@@ -25,6 +26,7 @@ class RunningBatch:
         table: the running requests as arrays.
         memory: the pages.
         waiting: the others.
+        pace: how much of long prompts a step takes beside decoding requests.
         prefilling: running requests whose known tokens are not all computed, in the order of their admission.
         retractions: how often a request lost its pages.
     """
@@ -36,6 +38,7 @@ class RunningBatch:
         self.table = SlotTable(config.max_running, max_tokens, config.page)
         self.memory = KvMemory(config.pages, config.page, config.prefix_cache)
         self.waiting = WaitingQueue(config.policy, clock, self._cached)
+        self.pace = Pace()
         self.prefilling: list[Request] = []
         self.retractions = 0
 
@@ -134,6 +137,8 @@ class RunningBatch:
         t, slot = self.table, request.slot
         begin = int(t.computed[slot])
         count = min(int(t.known[slot]) - begin, self._config.chunked_prefill_size, budget)
+        if int(t.known[slot] - t.cached[slot]) > SHORT and t.decoding.any():
+            count = min(count, self.pace.tokens)
         pieces.append((request, count))
         # Already now: who comes later in this step may use it, for a step stores before it reads.
         tokens = t.tokens[slot, : t.known[slot]]

@@ -33,13 +33,16 @@ from servekit.scheduler.running import RunningBatch
 class Step:
     """A plan, and to which slots its rows belong; serials tell whether they still do when its tokens arrive.
 
-    `prompts` are the rows that get logprobs of their prompt, and the places of these in the result.
+    `prompts` are the rows that get logprobs of their prompt, and the places of these in the result; `decoded` rows
+    continue, those after them are pieces of prompts; `began` is when it was planned.
     """
 
     plan: Plan
     slots: Ints
     serials: Ints
     prompts: list[tuple[int, range]]
+    decoded: int
+    began: float
 
 
 class Scheduler:
@@ -71,6 +74,7 @@ class Scheduler:
         self._outputs = Outputs()
         self._arrivals = 0
         self._steps = 0
+        self._completed = 0.0
 
     @property
     def retractions(self) -> int:
@@ -176,7 +180,8 @@ class Scheduler:
             np.stack((carried, t.drawn_at[slots[carried]])) if len(carried) else None,
         )
         self._batch.advance(slots, counts, slots[sampled])
-        return Step(plan, slots, t.serial[slots], [(decoded + piece, there) for piece, there in places])
+        rows = [(decoded + piece, there) for piece, there in places]
+        return Step(plan, slots, t.serial[slots], rows, decoded, self._clock())
 
     def complete(self, step: Step, result: StepResult) -> None:
         """Take in what a runner made of a step.
@@ -184,6 +189,9 @@ class Scheduler:
         Rows whose request ended since the step was planned are passed over.
         """
         t, plan = self._table, step.plan
+        # A step that was planned while another was computed began when that one was done.
+        began, self._completed = max(step.began, self._completed), self._clock()
+        self._batch.pace.step_took(self._completed - began, step.decoded, int(plan.counts[step.decoded :].sum()))
         live = t.serial[step.slots] == step.serials
         live &= t.used[step.slots]
         if (found := result.prompt_logprobs) is not None:
