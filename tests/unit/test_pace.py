@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 from servekit.engine.dummy_runner import DummyRunner
-from servekit.scheduler.pace import LEAST, SHORT, UNKNOWN, Pace
+from servekit.scheduler.pace import LEAST, SHORT, STRETCH, UNKNOWN, Pace
 from servekit.scheduler.scheduler import Scheduler
 
 from tests.unit.scheduler_world import Rows, body, config
@@ -13,7 +13,7 @@ LONG = 2000
 
 
 class World:
-    """A scheduler whose steps take 10 ms and 1 ms for each token of a prompt."""
+    """A scheduler whose steps take 50 ms and 1 ms for each token of a prompt."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -28,7 +28,7 @@ class World:
         if step is None:
             return 0.0
         result = self.runner.collect(self.runner.launch(step.plan))
-        took = 0.01 + 0.001 * int(step.plan.counts[step.decoded :].sum())
+        took = 0.05 + 0.001 * int(step.plan.counts[step.decoded :].sum())
         self.now += took
         self.scheduler.complete(step, result)
         self.rows.take(self.scheduler.take_batch())
@@ -49,8 +49,8 @@ def test_steps_stretch_for_short_prompts_alone(length: int) -> None:
         assert len(took) == 1
     else:
         # The first steps do not know yet what a token costs.
-        assert max(took) <= 0.01 + 0.001 * UNKNOWN
-        assert max(took[20:]) < 0.03
+        assert max(took) <= 0.05 + 0.001 * UNKNOWN
+        assert max(took[20:]) < 0.05 * (STRETCH + 0.1)
         assert len(took) > LONG / UNKNOWN
 
 
@@ -67,7 +67,7 @@ def test_tokens_follow_what_steps_took() -> None:
     for _ in range(50):
         pace.step_took(0.1, 8, 0)
         pace.step_took(0.3, 8, 100)
-    assert pace.tokens == pytest.approx(50, abs=1)
+    assert pace.tokens == pytest.approx((STRETCH - 1) * 50, abs=1)
     for _ in range(50):
         pace.step_took(0.001, 8, 0)
         pace.step_took(0.3, 8, 100)

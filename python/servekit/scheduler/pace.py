@@ -4,7 +4,7 @@ from __future__ import annotations
 
 SHORT = 256
 """Tokens of a prompt that are computed as fast as they can be, whoever waits."""
-STRETCH = 2.0
+STRETCH = 1.6
 """How many times longer than without the long prompt a step may get."""
 LEAST = 16
 """Tokens that a long prompt gets in every step."""
