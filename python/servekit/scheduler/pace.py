@@ -4,9 +4,9 @@ from __future__ import annotations
 
 SHORT = 256
 """Tokens of a prompt that are computed as fast as they can be, whoever waits."""
-STRETCH = 1.6
+STRETCH = 1.8
 """How many times longer than without the long prompt a step may get."""
-LEAST = 16
+LEAST = 8
 """Tokens that a long prompt gets in every step."""
 UNKNOWN = 64
 """Tokens that it gets while nothing has been measured."""
