@@ -19,7 +19,7 @@ def test_defaults_are_valid_and_survive_the_wire():
         ("port", -1, "--port"),
         ("tokenizer_workers", 0, "--tokenizer-workers"),
         ("tokenizer_workers", 4096, "--tokenizer-workers"),
-        ("detokenizer_workers", 63, "--detokenizer-workers"),
+        ("detokenizer_workers", 64, "--detokenizer-workers"),
         ("data_parallel_size", 0, "--data-parallel-size"),
         ("load_balance_method", "best", "--load-balance-method"),
         ("max_model_len", 1, "--max-model-len"),
