@@ -105,6 +105,20 @@ def test_two_of_everything_give_the_tokens_of_one(start: Callable[..., Server]) 
     assert all(rank["dispatched"] > 0 for rank in page["ranks"]), page["ranks"]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", [("--tp", "3"), ("--pp", "2"), ("--pp", "2", "--dp", "2")], ids=" ".join)
+def test_a_group_gives_the_tokens_of_one_process(start: Callable[..., Server], layout: tuple[str, ...]) -> None:
+    server = start("--dtype", "float32", *layout, engine="torch")
+    check(server, LINES)
+
+
+@pytest.mark.slow
+def test_a_group_that_the_heads_do_not_fill_is_told_which_one_does(start: Callable[..., Server]) -> None:
+    server = start("--tp", "2", engine="torch", wait=False)
+    assert server.process.wait(60) == 1
+    assert "whose 9 attention heads are split 2 ways: it can be 1 or 3" in server.text()
+
+
 def stream(server: Server, prompt: Any, fields: dict[str, Any]) -> str:
     """The text of a streamed completion."""
     body = {"model": MODEL, "prompt": prompt, "max_tokens": 32, "temperature": 0, **fields, "stream": True}

@@ -25,6 +25,7 @@ def no_settings_from_outside(monkeypatch):
 SPECIAL = {
     "uds_mode": "600",
     "root_path": "/llm",
+    "pp_layer_partition": "3,2",
     "allowed_origins": ("https://app.example",),
     "api_key": ("sk-1",),
 }
@@ -61,7 +62,7 @@ def other_value(field: str) -> object:
     if isinstance(default, int):
         return default + 1
     numbers = ("max_model_len", "max_total_tokens", "max_running_requests", "max_queued_tokens", "seed")
-    numbers += ("max_requests_per_worker",)
+    numbers += ("max_requests_per_worker", "pp_max_micro_batch_size")
     return dict.fromkeys(numbers, 777).get(field, "something")
 
 

@@ -120,6 +120,8 @@ FLAGS = (
         ("--pp", "--pp-size", "-pp"),
         "P",
     ),
+    Flag("pp_layer_partition", RANKS, "Layers of each stage, such as 10,10,12.", (), "LAYERS", "about equal"),
+    Flag("pp_max_micro_batch_size", RANKS, "Most requests in a step of those in flight.", (), "N", "an equal part"),
     Flag(
         "data_parallel_size",
         RANKS,
@@ -150,6 +152,7 @@ FLAGS = (
         "M",
     ),
     Flag("nnodes", RANKS, "Machines, each with an equal part of the ranks.", (), "N"),
+    Flag("dist_timeout", RANKS, "Seconds that ranks of a group wait for each other.", (), "SECONDS"),
     Flag("base_gpu_id", RANKS, "First device of each machine.", (), "ID"),
     Flag("gpu_id_step", RANKS, "How far it is from a rank's device to the next one's.", (), "N"),
     Flag("engine", ENGINE, "torch, mock, or an engine that another package brings.", (), "NAME"),

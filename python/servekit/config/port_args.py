@@ -18,6 +18,7 @@ class PortArgs(msgspec.Struct, kw_only=True, frozen=True):
         worker_epochs: epoch of each HTTP worker.
         rank_epochs: epoch of each rank.
         tokenizer_file: `tokenizer.json` that workers, control and ranks load.
+        stores: host and port of each replica where its ranks meet; none where a replica is one rank.
     """
 
     run_dir: str
@@ -30,6 +31,7 @@ class PortArgs(msgspec.Struct, kw_only=True, frozen=True):
     worker_epochs: list[int]
     rank_epochs: list[int]
     tokenizer_file: str
+    stores: list[str] = []
 
     def address(self, name: str) -> str:
         """ZeroMQ address of a socket in the run directory, such as `ingress.ipc`."""
@@ -45,3 +47,18 @@ EGRESS = "egress.ipc"
 def rank_ipc(rank: int) -> str:
     """File name of the socket on which a rank receives."""
     return f"rank{rank}.ipc"
+
+
+def orders_ipc(replica: int, world: int) -> str:
+    """File name of the socket on which a follower hears its leader."""
+    return f"orders{replica}-{world}.ipc"
+
+
+def offers_ipc(replica: int) -> str:
+    """File name of the socket on which the first leader of a replica hears the others."""
+    return f"offers{replica}.ipc"
+
+
+def results_ipc(dp: int) -> str:
+    """File name of the socket on which a leader hears of the last stage."""
+    return f"results{dp}.ipc"

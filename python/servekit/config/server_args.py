@@ -53,6 +53,8 @@ class ServerArgs(msgspec.Struct, kw_only=True, frozen=True):
         detokenizer_workers: detokenizer threads of the control process, 1 to 62.
         tensor_parallel_size: ranks that share each layer, 1 to 1024.
         pipeline_parallel_size: stages of layers behind each other, 1 to 1024.
+        pp_layer_partition: layers of each stage, such as 10,10,12; None makes them about equal.
+        pp_max_micro_batch_size: most requests in one of the steps that are in flight at the same time.
         data_parallel_size: data-parallel ranks, 1 to 1024: replicas of the whole, or with `enable_dp_attention`
             parts of the tensor group.
         enable_dp_attention: attention and its pages are split by sequences inside the tensor group.
@@ -60,6 +62,7 @@ class ServerArgs(msgspec.Struct, kw_only=True, frozen=True):
         expert_parallel_size: parts of the tensor group among which the experts of a mixture are split.
         moe_data_parallel_size: parts of the tensor group with all experts each.
         nnodes: machines, each with an equal part of the ranks.
+        dist_timeout: seconds that the ranks of a group wait for each other, at the start and in a step.
         base_gpu_id, gpu_id_step: first device of each machine, and how far it is to the next.
         load_balance_method: how a request finds its rank.
         rank_wait_timeout: seconds that a request waits for a rank to become active.
@@ -115,12 +118,15 @@ class ServerArgs(msgspec.Struct, kw_only=True, frozen=True):
     detokenizer_workers: int = 1
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
+    pp_layer_partition: str | None = None
+    pp_max_micro_batch_size: int | None = None
     data_parallel_size: int = 1
     enable_dp_attention: bool = False
     attention_context_parallel_size: int = 1
     expert_parallel_size: int = 1
     moe_data_parallel_size: int = 1
     nnodes: int = 1
+    dist_timeout: float = 600.0
     base_gpu_id: int = 0
     gpu_id_step: int = 1
     load_balance_method: str = "auto"
@@ -180,9 +186,16 @@ class ServerArgs(msgspec.Struct, kw_only=True, frozen=True):
                 raise ConfigError("--mock-script needs --engine mock")
             if not Path(self.mock_script).is_file():
                 raise ConfigError(f"--mock-script: there is no file {self.mock_script!r}")
+        if self.pp_layer_partition is not None and not re.fullmatch(r"\d{1,5}(,\d{1,5})*", self.pp_layer_partition):
+            raise ConfigError(f"--pp-layer-partition must be numbers such as 10,10,12, not {self.pp_layer_partition!r}")
         self._validate_http()
         if self.max_total_tokens is not None and self.max_total_tokens < self.page_size:
             raise ConfigError(f"--max-total-tokens {self.max_total_tokens} is less than a page of {self.page_size}")
+
+    @property
+    def partition(self) -> tuple[int, ...]:
+        """Layers of each stage, if that is given."""
+        return tuple(map(int, self.pp_layer_partition.split(","))) if self.pp_layer_partition else ()
 
     def _validate_http(self) -> None:
         if not re.fullmatch("0?[0-7]{3}", self.uds_mode):
@@ -217,6 +230,8 @@ _RANGES: dict[str, tuple[float, float]] = {
     "expert_parallel_size": (1, MAX_RANKS),
     "moe_data_parallel_size": (1, MAX_RANKS),
     "nnodes": (1, MAX_RANKS),
+    "pp_max_micro_batch_size": (1, 1 << 20),
+    "dist_timeout": (1, 86400),
     "base_gpu_id": (0, MAX_RANKS),
     "gpu_id_step": (1, MAX_RANKS),
     "rank_wait_timeout": (0, 86400),

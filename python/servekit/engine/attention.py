@@ -9,7 +9,7 @@ requests may need them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -19,13 +19,20 @@ import torch.nn.functional as F
 from servekit.engine.device import upload
 from servekit.engine.kv_cache import KvPool
 from servekit.engine.plan import Plan
+from servekit.models.split import ALL, Part, Span
 
 _GROUP_WASTE = 256
 """Padded tokens that cost about as much as the calls for one more group of rows."""
 
 
 class Attention(Protocol):
-    """Causal attention of a step's new tokens over their own sequences, as a model sees it."""
+    """Causal attention of a step's new tokens over their own sequences, as a model sees it.
+
+    Attributes:
+        mine: which of a step's tokens are attended here, where ranks share a step's sequences; None is all of them.
+    """
+
+    mine: slice | None
 
     def attend(self, layer: int, q: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
         """Store the new tokens' keys and values, all of them, then attend.
@@ -88,6 +95,8 @@ class TorchAttention:
         heads, head_size: of the queries.
         dtype, device: of what is computed.
         windows: of each layer how many tokens one sees, itself included, or None for all; empty if all see all.
+        queries: for which of a row's new tokens attention is computed here, where ranks share them; keys and values are
+            stored for all of them, and what others compute is 0.
     """
 
     def __init__(
@@ -98,8 +107,10 @@ class TorchAttention:
         dtype: torch.dtype,
         device: torch.device,
         windows: Sequence[int | None] = (),
+        queries: Part = ALL,
     ) -> None:
         self._pool = pool
+        self._queries = queries
         self._heads = heads
         self._size = head_size
         self._dtype = dtype
@@ -109,6 +120,7 @@ class TorchAttention:
         self._windows = list(windows) or [None] * len(pool.layers)
         self._rows: dict[int | None, _Rows] = {}
         self._places = torch.empty(0)
+        self.mine: slice | None = None
 
     def begin(self, plan: Plan) -> torch.Tensor:
         page, ends = self._pool.page, np.cumsum(plan.counts)
@@ -117,9 +129,10 @@ class TorchAttention:
         positions = plan.starts[row_of] + np.arange(len(row_of)) - firsts[row_of]
         places = plan.tables[row_of, positions // page] * page + positions % page
         self._places = upload(places, self._device)
+        plan, firsts = self._asked(plan, firsts)
         lengths = plan.starts + plan.counts
         # A window that is longer than all rows is none.
-        longest = int(lengths.max())
+        longest = int(lengths.max(initial=0))
         binding = {w: None if w is None or w >= longest else w for w in self._windows}
         seen = {window: self._see(plan, firsts, lengths, window) for window in set(binding.values())}
         self._rows = {window: seen[bound] for window, bound in binding.items()}
@@ -132,9 +145,29 @@ class TorchAttention:
             self._buffer = self._buffer.new_empty(size, *self._buffer.shape[1:])
         return upload(positions, self._device)
 
+    def _asked(self, plan: Plan, firsts: np.ndarray) -> tuple[Plan, np.ndarray]:
+        """The step as far as attention is computed here, and where its rows begin among the new tokens.
+
+        A share of a row's new tokens is like a row with fewer of them, behind more that are in the pool already.
+        """
+        if self._queries.of == 1:
+            return plan, firsts
+        # Rows of one token are dealt out too, and not all to the last one.
+        spans = [self._queries.span(int(n)) if n > 1 else self._dealt(row) for row, n in enumerate(plan.counts)]
+        begins, counts = np.array([s.start for s in spans]), np.array([s.count for s in spans])
+        some = np.flatnonzero(counts)
+        begins, counts = begins[some], counts[some]
+        asked = replace(plan, starts=plan.starts[some] + begins, counts=counts, tables=plan.tables[some])
+        return asked, firsts[some] + begins
+
+    def _dealt(self, row: int) -> Span:
+        mine = row % self._queries.of == self._queries.index
+        return Span(0, int(mine), 1)
+
     def attend(self, layer: int, q: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
         self._store(layer, kv)
-        out = q.new_empty(q.shape[0], self._heads * self._size)
+        shape = (q.shape[0], self._heads * self._size)
+        out = q.new_empty(shape) if self._queries.of == 1 else q.new_zeros(shape)
         rows = self._rows[self._windows[layer]]
         self._attend_singles(layer, rows, q, out)
         self._attend_chunks(layer, rows, q, kv, out)

@@ -62,6 +62,8 @@ class FixedAttention:
             pages.
     """
 
+    mine: slice | None = None
+
     def __init__(
         self, pool: KvPool, gathered: torch.Tensor, windows: Sequence[int | None], rows: int, width: int
     ) -> None:

@@ -63,6 +63,14 @@ class Stored:
             return None
         return cls(name, weight.contiguous().view(torch.uint8), weight.shape[1])
 
+    def columns(self, start: int, stop: int) -> Stored | None:
+        """Some of its columns, None where they do not begin and end with the format's blocks."""
+        block, size = _BLOCKS[self.format]
+        if start % block or stop % block:
+            return None
+        data = self.data[:, start // block * size : stop // block * size].contiguous()
+        return Stored(self.format, data, stop - start)
+
     @classmethod
     def filled(cls, format_name: str, rows: int, width: int) -> Stored:
         """A matrix of some small numbers, to measure with."""

@@ -13,6 +13,7 @@ from servekit.engine import native
 from servekit.engine.attention import AttentionBackend, TorchAttention, _Group, _Rows
 from servekit.engine.kv_cache import KvPool
 from servekit.engine.plan import Ints, Plan
+from servekit.models.split import ALL, Part
 
 
 def make_attention(
@@ -22,10 +23,11 @@ def make_attention(
     dtype: torch.dtype,
     device: torch.device,
     windows: Sequence[int | None] = (),
+    queries: Part = ALL,
 ) -> AttentionBackend:
     """The back end for a pool; arguments as of `TorchAttention`."""
     fits = native.serves(pool.layers[0]) and head_size % 16 == 0
-    return (NativeAttention if fits else TorchAttention)(pool, heads, head_size, dtype, device, windows)
+    return (NativeAttention if fits else TorchAttention)(pool, heads, head_size, dtype, device, windows, queries)
 
 
 @dataclass(slots=True)
@@ -48,8 +50,9 @@ class NativeAttention(TorchAttention):
         dtype: torch.dtype,
         device: torch.device,
         windows: Sequence[int | None] = (),
+        queries: Part = ALL,
     ) -> None:
-        super().__init__(pool, heads, head_size, dtype, device, windows)
+        super().__init__(pool, heads, head_size, dtype, device, windows, queries)
         self._kernel = PagedAttention(native.pool(), heads, self._kv_heads, head_size, pool.page)
         self._addresses = [layer.data_ptr() for layer in pool.layers]
         self._singles = _Singles(*(np.empty(0, np.int64) for _ in range(3)))
@@ -57,8 +60,8 @@ class NativeAttention(TorchAttention):
 
     def begin(self, plan: Plan) -> torch.Tensor:
         positions = super().begin(plan)
-        rows = np.flatnonzero(plan.counts == 1)
-        firsts, lengths = np.cumsum(plan.counts) - plan.counts, plan.starts + plan.counts
+        plan, firsts = self._asked(plan, np.cumsum(plan.counts) - plan.counts)
+        rows, lengths = np.flatnonzero(plan.counts == 1), plan.starts + plan.counts
         s = self._singles = _Singles(firsts[rows], lengths[rows], np.ascontiguousarray(plan.tables[rows], np.int64))
         self._singles_at = (s.tokens.ctypes.data, s.lengths.ctypes.data, s.tables.ctypes.data)
         return positions

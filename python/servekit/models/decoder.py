@@ -7,19 +7,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from servekit.engine.attention import Attention
 from servekit.engine.linear import LinearFactory
 from servekit.models.gguf_file import GgufFile
-from servekit.models.layers import GatedFeedForward, MixtureOfExperts, RMSNorm, add_
+from servekit.models.layers import Embedding, GatedFeedForward, MixtureOfExperts, RMSNorm, add_
 from servekit.models.rope import Rope, RopeParameters, rotate_
+from servekit.models.split import Cut, ModelSizes, Span
 from servekit.models.tensor_loader import TensorLoader
 from servekit.models.weights import GgufSource, WeightError, Weights
+
+if TYPE_CHECKING:
+    from servekit.engine.group import StageGroup
 
 ROPE_DIVISORS = "rope_freqs.weight"
 
@@ -114,6 +117,10 @@ class DecoderConfig:
         }
         return cls(**(found | changes))
 
+    def sizes(self) -> ModelSizes:
+        """What ranks can split."""
+        return ModelSizes(self.layers, self.heads, self.kv_heads, self.vocab_size, dense_width=self.intermediate)
+
     def linear_shapes(self) -> list[tuple[int, int]]:
         """Shapes (out, in) of one layer's matrices."""
         return [
@@ -132,14 +139,33 @@ class SelfAttention(nn.Module):  # type: ignore[misc]
 
     def __init__(self, config: DecoderConfig, index: int, load: TensorLoader, at: str) -> None:
         super().__init__()
-        self.heads, self.kv_heads, self.head_size = config.heads, config.kv_heads, config.head_size
-        self._index = index
-        q, kv = self.heads * self.head_size, self.kv_heads * self.head_size
-        rows = {"q_proj": q, "k_proj": kv, "v_proj": kv}
+        part, self.head_size = load.cut.attention, config.head_size
+        heads, kv_heads = part.span(config.heads), part.shared(config.kv_heads)
+        self.heads, self.kv_heads = heads.count, kv_heads.count
+        # Which of its stage's layers it is.
+        self._index = index - load.cut.layers.start
+        q, kv = heads.times(self.head_size), kv_heads.times(self.head_size)
+        rows: dict[str, int | Span] = {"q_proj": q, "k_proj": kv, "v_proj": kv}
         self.qkv = load.linear(at, rows, config.hidden, biased=self.qkv_biased)
-        self.output = load.linear(at, {"o_proj": config.hidden}, q)
+        # Where sequences or their tokens are shared out, the sum is over those of all ranks, and one has the bias.
+        shared = load.cut.sequences.of * load.cut.queries.of > 1
+        self._group = load.group if shared else None
+        first = load.cut.queries.index == 0
+        self.output = load.linear(at, {"o_proj": config.hidden}, q, summed=not shared, bias_here=first)
 
     def forward(self, x: torch.Tensor, rope: tuple[torch.Tensor, torch.Tensor], attention: Attention) -> torch.Tensor:
+        if self._group is None:
+            return self.attend(x, rope, attention)
+        if attention.mine is None:
+            return self._group.sum_(self.attend(x, rope, attention))
+        # Every rank adds what it makes of its own tokens; a rank without any has only its place in the sum.
+        out, mine = torch.zeros_like(x), attention.mine
+        if mine.stop > mine.start:
+            out[mine] = self.attend(x[mine], rope, attention)
+        return self._group.sum_(out)
+
+    def attend(self, x: torch.Tensor, rope: tuple[torch.Tensor, torch.Tensor], attention: Attention) -> torch.Tensor:
+        """What this rank's heads make of its own tokens, x [tokens, hidden]."""
         n, h, kv = x.shape[0], self.heads, self.kv_heads
         qkv = self.qkv(x).view(n, h + 2 * kv, self.head_size)
         self.prepare_(qkv)
@@ -170,7 +196,7 @@ class DecoderLayer(nn.Module):  # type: ignore[misc]
 
     def feed_forward(self, config: DecoderConfig, index: int, load: TensorLoader, at: str) -> nn.Module:
         """The layer's second half."""
-        return GatedFeedForward(load, at, config.hidden, config.intermediate)
+        return GatedFeedForward(load, at, config.hidden, load.cut.dense.span(config.intermediate))
 
     def forward(self, x: torch.Tensor, rope: tuple[torch.Tensor, torch.Tensor], attention: Attention) -> torch.Tensor:
         add_(x, self.self_attention(self.attention_norm(x), rope, attention))
@@ -178,7 +204,7 @@ class DecoderLayer(nn.Module):  # type: ignore[misc]
 
 
 class Decoder(nn.Module):  # type: ignore[misc]
-    """The whole model.
+    """The whole model, or a rank's part of it: layers of its stage, of these its share.
 
     Args:
         config: its sizes.
@@ -187,6 +213,8 @@ class Decoder(nn.Module):  # type: ignore[misc]
         linear: makes the linear layers.
         dtype, device: of activations, embeddings and norms.
         progress: called with (tensors done, tensors in all).
+        cut: this rank's part, None for all.
+        group: the ranks of its stage, None where it is alone.
 
     Raises:
         WeightError: a tensor is missing or has another shape than the sizes say.
@@ -201,20 +229,28 @@ class Decoder(nn.Module):  # type: ignore[misc]
         dtype: torch.dtype,
         device: torch.device,
         progress: Callable[[int, int], None],
+        cut: Cut | None = None,
+        group: StageGroup | None = None,
     ) -> None:
         super().__init__()
         self.config = config
-        load = TensorLoader(weights, linear, dtype, device, progress)
-        self.embedding = load.tensor("model.embed_tokens.weight", config.vocab_size, config.hidden)
+        self.cut = cut = cut or Cut(range(config.layers))
+        load = TensorLoader(weights, linear, dtype, device, progress, cut=cut, group=group)
+        rows = cut.dense.span(config.vocab_size)
+        self.embedding: Embedding | None = None
+        if cut.first or (cut.last and config.tied):
+            self.embedding = Embedding(load, "model.embed_tokens.weight", rows, config.hidden)
         half = config.head_size // 2
         divisors = load.tensor(ROPE_DIVISORS, half).cpu() if load.has(ROPE_DIVISORS) else None
         self.rope = Rope(config.rope, config.head_size, divisors, dtype, device)
-        self.layers = nn.ModuleList(layer(config, i, load) for i in range(config.layers))
-        self.norm = RMSNorm(load.tensor("model.norm.weight", config.hidden), config.norm_eps)
-        if config.tied:
-            self.head = load.tied("model.embed_tokens.weight", self.embedding)
-        else:
-            self.head = load.linear("", {"lm_head": config.vocab_size}, config.hidden)
+        self.layers = nn.ModuleList(layer(config, i, load) for i in cut.layers)
+        if cut.last:
+            self.norm = RMSNorm(load.tensor("model.norm.weight", config.hidden), config.norm_eps)
+            if config.tied and self.embedding is not None:
+                self.head = load.tied("model.embed_tokens.weight", rows, self.embedding.weight)
+            else:
+                self.head = load.linear("", {"lm_head": rows}, config.hidden)
+        self._rows, self._group = rows, group
         load.finish()
 
     @property
@@ -236,18 +272,26 @@ class Decoder(nn.Module):  # type: ignore[misc]
         """
         return self.logits(self.states(ids, positions, attention)[last])
 
-    def states(self, ids: torch.Tensor, positions: torch.Tensor, attention: Attention) -> torch.Tensor:
-        """A step's tokens behind the last layer, [tokens, hidden]; arguments as of `forward`."""
-        x = F.embedding(ids, self.embedding)
+    def states(
+        self, ids: torch.Tensor, positions: torch.Tensor, attention: Attention, x: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """A step's tokens behind the last layer here, [tokens, hidden]; arguments as of `forward`.
+
+        Args:
+            x: what the stage before made, None in the first one; it is changed in place.
+        """
+        if x is None:
+            assert self.embedding is not None
+            x = self.embedding(ids)
         rope = self.rope.table(positions)
         for layer in self.layers:
             x = layer(x, rope, attention)
         return x
 
     def logits(self, states: torch.Tensor) -> torch.Tensor:
-        """Logits of some states, [n, vocabulary] float32."""
+        """Logits of some states of the last stage, [n, vocabulary] float32."""
         logits: torch.Tensor = self.head(self.norm(states)).float()
-        return logits
+        return logits if self._group is None else self._group.join(logits, self._rows)
 
 
 _GGUF_LAYER = {

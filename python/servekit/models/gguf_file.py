@@ -130,6 +130,12 @@ class GgufTensor:
         data = self.data[index * each : (index + 1) * each]
         return GgufTensor(f"{self.name}[{index}]", self.type_name, self.type_id, self.shape[1:], each, data)
 
+    def rows(self, start: int, stop: int) -> GgufTensor:
+        """Some of a matrix's rows, or of a vector's numbers where each is stored by itself."""
+        each = self.nbytes // self.shape[0]
+        data, shape = self.data[start * each : stop * each], (stop - start, *self.shape[1:])
+        return GgufTensor(self.name, self.type_name, self.type_id, shape, len(data), data)
+
 
 class GgufFile:
     """An open GGUF file.

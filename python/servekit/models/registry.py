@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
@@ -15,7 +15,11 @@ from servekit.models.bert import Bert, BertConfig
 from servekit.models.decoder import Decoder, DecoderConfig, Family
 from servekit.models.families import all_families
 from servekit.models.gguf_file import GgufError, GgufFile
+from servekit.models.split import Cut
 from servekit.models.weights import SafetensorsWeights, WeightError, open_weights
+
+if TYPE_CHECKING:
+    from servekit.engine.group import StageGroup
 
 _T = TypeVar("_T")
 
@@ -62,15 +66,17 @@ def load_model(
     dtype: torch.dtype,
     device: torch.device,
     progress: Callable[[int, int], None],
+    cut: Cut | None = None,
+    group: StageGroup | None = None,
 ) -> Decoder:
-    """Build a generating model with its weights.
+    """Build a generating model with its weights; arguments as of `Decoder`.
 
     Raises:
         WeightError: the weights are missing, incomplete or of an unknown kind.
     """
     family, _ = _read(path)
     with torch.inference_mode(), open_weights(path, family.gguf_sources(config)) as weights:
-        return Decoder(config, family.layer, weights, linear, dtype, device, progress)
+        return Decoder(config, family.layer, weights, linear, dtype, device, progress, cut, group)
 
 
 def read_embedding_config(path: Path) -> BertConfig:

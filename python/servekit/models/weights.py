@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -13,7 +13,8 @@ import torch
 
 from servekit.engine.native import Stored
 from servekit.models.dequantize import dequantize
-from servekit.models.gguf_file import GgufFile
+from servekit.models.gguf_file import GgufFile, GgufTensor
+from servekit.models.split import Span
 
 
 class WeightError(ValueError):
@@ -21,18 +22,25 @@ class WeightError(ValueError):
 
 
 class Weights(Protocol):
-    """Named tensors, read when asked for."""
+    """Named tensors, read when asked for. Spans say which part of each axis is read; none stand for all of it."""
 
     names: frozenset[str]
 
-    def get(self, name: str) -> torch.Tensor:
-        """A tensor, (out, in) for matrices.
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Of the whole tensor, (out, in) for matrices.
+
+        Raises:
+            WeightError: there is none of this name.
+        """
+
+    def get(self, name: str, spans: Sequence[Span] = ()) -> torch.Tensor:
+        """A tensor, or a part of it.
 
         Raises:
             WeightError: there is none of this name, or it can't be read.
         """
 
-    def stored(self, name: str) -> Stored | None:
+    def stored(self, name: str, spans: Sequence[Span] = ()) -> Stored | None:
         """A matrix as the file stores it, None if there is none of this name or no kernel for it."""
 
 
@@ -63,16 +71,25 @@ class SafetensorsWeights:
         self._file_of = {tensor: opened[name] for name, tensors in held.items() for tensor in tensors}
         self.names = frozenset(self._file_of)
 
-    def get(self, name: str) -> torch.Tensor:
+    def shape(self, name: str) -> tuple[int, ...]:
         if name not in self._file_of:
             raise WeightError(f"the weights lack the tensor {name!r}")
-        tensor: torch.Tensor = self._file_of[name].get_tensor(name)
+        return tuple(self._file_of[name].get_slice(name).get_shape())
+
+    def get(self, name: str, spans: Sequence[Span] = ()) -> torch.Tensor:
+        if name not in self._file_of:
+            raise WeightError(f"the weights lack the tensor {name!r}")
+        if all(span.whole for span in spans):
+            tensor: torch.Tensor = self._file_of[name].get_tensor(name)
+        else:
+            # Of what is cut off no byte is read.
+            tensor = self._file_of[name].get_slice(name)[tuple(slice(span.start, span.stop) for span in spans)]
         return tensor
 
-    def stored(self, name: str) -> Stored | None:
-        if name not in self.names or (tensor := self.get(name)).ndim != 2:
+    def stored(self, name: str, spans: Sequence[Span] = ()) -> Stored | None:
+        if name not in self.names or len(self.shape(name)) != 2:
             return None
-        return Stored.of(tensor)
+        return Stored.of(self.get(name, spans))
 
 
 def _read_index(folder: Path) -> dict[str, str]:
@@ -110,6 +127,10 @@ class GgufSource(NamedTuple):
     interleaved_heads: int = 0
     part: int | None = None
 
+    def heads(self, spans: Sequence[Span]) -> int:
+        """How many of the interleaved heads are in some spans of it."""
+        return self.interleaved_heads * spans[0].count // spans[0].total if spans else self.interleaved_heads
+
 
 class GgufWeights:
     """One GGUF file; quantized tensors come as float32.
@@ -124,36 +145,45 @@ class GgufWeights:
         self._sources = sources
         self.names = frozenset(name for name, source in sources.items() if source.tensor in file.tensors)
 
-    def get(self, name: str) -> torch.Tensor:
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._entry(name).shape
+
+    def get(self, name: str, spans: Sequence[Span] = ()) -> torch.Tensor:
+        entry, source = self._entry(name), self._sources[name]
+        entry = entry.rows(spans[0].start, spans[0].stop) if spans else entry
+        try:
+            tensor = dequantize(entry)
+        except (NotImplementedError, ValueError) as error:
+            raise WeightError(
+                f"tensor {entry.name!r} is stored as {entry.type_name}, which can't be read: {error}"
+            ) from error
+        tensor = uninterleave(tensor, source.heads(spans)) if source.interleaved_heads else tensor
+        return tensor[:, spans[1].start : spans[1].stop] if len(spans) > 1 else tensor
+
+    def stored(self, name: str, spans: Sequence[Span] = ()) -> Stored | None:
+        if name not in self.names:
+            return None
+        entry, source = self._entry(name), self._sources[name]
+        if len(entry.shape) != 2 or not Stored.known(entry.type_name, entry.shape[1]):
+            return None
+        entry = entry.rows(spans[0].start, spans[0].stop) if spans else entry
+        # A copy: the file is closed when the model is built.
+        data = torch.from_numpy(np.frombuffer(entry.data, np.uint8).copy()).view(entry.shape[0], -1)
+        if source.interleaved_heads:
+            data = uninterleave(data, source.heads(spans))
+        whole = Stored(entry.type_name, data, entry.shape[1])
+        return whole.columns(spans[1].start, spans[1].stop) if len(spans) > 1 else whole
+
+    def _entry(self, name: str) -> GgufTensor:
         if name not in self.names:
             own = self._sources[name].tensor if name in self._sources else name
             raise WeightError(f"the weights lack the tensor {own!r}")
         source = self._sources[name]
         entry = self._file.tensors[source.tensor]
         try:
-            if source.part is not None:
-                entry = entry.part(source.part)
-            tensor = dequantize(entry)
-        except (NotImplementedError, ValueError) as error:
-            raise WeightError(
-                f"tensor {entry.name!r} is stored as {entry.type_name}, which can't be read: {error}"
-            ) from error
-        return uninterleave(tensor, source.interleaved_heads) if source.interleaved_heads else tensor
-
-    def stored(self, name: str) -> Stored | None:
-        if name not in self.names:
-            return None
-        source = self._sources[name]
-        entry = self._file.tensors[source.tensor]
-        if source.part is not None:
-            entry = entry.part(source.part)
-        if len(entry.shape) != 2 or not Stored.known(entry.type_name, entry.shape[1]):
-            return None
-        # A copy: the file is closed when the model is built.
-        data = torch.from_numpy(np.frombuffer(entry.data, np.uint8).copy()).view(entry.shape[0], -1)
-        if source.interleaved_heads:
-            data = uninterleave(data, source.interleaved_heads)
-        return Stored(entry.type_name, data, entry.shape[1])
+            return entry if source.part is None else entry.part(source.part)
+        except ValueError as error:
+            raise WeightError(f"tensor {entry.name!r} can't be read: {error}") from error
 
 
 def uninterleave(tensor: torch.Tensor, heads: int) -> torch.Tensor:

@@ -6,6 +6,7 @@ Arguments: role, index, and a JSON object with what main passes (`Boot`).
 from __future__ import annotations
 
 import faulthandler
+import importlib
 import logging
 import os
 import shutil
@@ -24,11 +25,14 @@ from servekit.config import Config, SchedulerInfo
 from servekit.config.secrets import Secrets
 from servekit.runtime import logs
 from servekit.runtime.channel import Channel
+from servekit.runtime.placement import take_cores
+from servekit.runtime.ranks import Rank, Sizes, make_ranks
 from servekit.runtime.shared_memory import read_from_shared_memory, segment_name, segment_path
 
 logger = logging.getLogger("servekit.runtime")
 
-CONTROL, HTTP, SCHEDULER = "control", "http", "scheduler"
+CONTROL, HTTP, SCHEDULER, FOLLOWER = "control", "http", "scheduler", "follower"
+"""Roles. A scheduler leads a data-parallel rank, followers are the other ranks of its group."""
 STACKS_SIGNAL = signal.SIGUSR1
 """Makes a child write the stacks of its threads to standard error."""
 
@@ -45,6 +49,10 @@ class Boot(msgspec.Struct, frozen=True):
         log_level, log_format: as in `ServerArgs`, known before the configuration is.
         listener: descriptor of an HTTP worker's listening socket, -1 for other roles.
         uds: path of the Unix socket that the server listens on, "" if it listens on a port.
+        title: the process title.
+        entry: what runs, as `module:function`; it is given a `ChildContext`.
+        rank: place in the table of ranks, -1 if it is none.
+        store: descriptor of the socket on which the ranks of its replica meet, -1 if another one keeps it.
     """
 
     main_pid: int
@@ -57,38 +65,55 @@ class Boot(msgspec.Struct, frozen=True):
     log_format: str
     listener: int = -1
     uds: str = ""
-
-
-def title_of(role: str, index: int) -> str:
-    """Process title of a child."""
-    return {
-        CONTROL: "servekit::control",
-        HTTP: f"servekit::http[{index}]",
-        SCHEDULER: f"servekit::scheduler[dp={index}]",
-    }[role]
+    title: str = ""
+    entry: str = ""
+    rank: int = -1
+    store: int = -1
 
 
 class ChildContext:
     """A child's view of the server.
 
     Attributes:
-        role, index: which child this is: control, http or scheduler, and its number.
+        role, index: which child this is: control, http, scheduler or follower, and its number; a scheduler's is that
+            of its data-parallel rank.
         title: the process title.
         epoch: which life of that child this is, from 1.
         config: flags, addresses and model.
         state_page: the state page that all processes share.
         listener: an HTTP worker's listening socket, None for other roles.
         secrets: keys, for HTTP workers; other roles are told none.
+        sizes: of the groups of ranks.
+        store: see `Boot`.
+        sharing: ranks that share the cores of this one.
     """
 
     def __init__(self, role: str, index: int, boot: Boot, config: Config, channel: Channel, secrets: Secrets) -> None:
-        self.role, self.index, self.title = role, index, title_of(role, index)
+        self.role, self.index, self.title = role, index, boot.title
         self.epoch = boot.epoch
         self.config = config
         self.secrets = secrets
         self.state_page = _core.StatePage.open(config.port_args.state_page)
         self.listener = socket.socket(fileno=boot.listener) if boot.listener >= 0 else None
+        self.sizes, self.store = Sizes.of(config.server_args), boot.store
         self._boot, self._channel = boot, channel
+        ranks = make_ranks(self.sizes) if boot.rank >= 0 else []
+        self._rank = ranks[boot.rank] if ranks else None
+        self.sharing = len(ranks)
+        if self.sizes.world > 1 and self._rank is not None:
+            here = [place for place, rank in enumerate(ranks) if rank.node == self._rank.node]
+            self.sharing = take_cores(here.index(boot.rank), len(here))
+
+    @property
+    def rank(self) -> Rank:
+        """Where this process is in the table of ranks.
+
+        Raises:
+            RuntimeError: it is no rank.
+        """
+        if self._rank is None:
+            raise RuntimeError(f"{self.title} is no rank")
+        return self._rank
 
     def ready(self, info: dict[str, Any]) -> None:
         """Tell main that this process can serve; for a rank, `info` is its `Rank.info`."""
@@ -154,21 +179,21 @@ def main() -> NoReturn:
     role, index = sys.argv[1], int(sys.argv[2])
     boot = msgspec.json.decode(sys.argv[3], type=Boot)
     channel = Channel(socket.socket(fileno=boot.channel))
-    setproctitle(title_of(role, index))
+    setproctitle(boot.title)
     _follow_parent(role, boot)
     faulthandler.enable()
     faulthandler.register(STACKS_SIGNAL)
-    logs.configure(title_of(role, index), boot.epoch, boot.log_level, boot.log_format)
+    logs.configure(boot.title, boot.epoch, boot.log_level, boot.log_format)
     status = 1
     try:
-        run = _entry(role)
+        run = _entry(boot.entry)
         secrets = _wait_for_begin(channel)
         run(ChildContext(role, index, boot, read_from_shared_memory(boot.config, Config), channel, secrets))
         status = 0
     except SystemExit as error:
         status = error.code if isinstance(error.code, int) else 1
     except BaseException:
-        logger.exception("%s ends because of an error that it did not expect", title_of(role, index))
+        logger.exception("%s ends because of an error that it did not expect", boot.title)
     logging.shutdown()
     sys.stdout.flush()
     # Threads and destructors of libraries get no say in when this process ends.
@@ -193,16 +218,10 @@ def _owned_by_main(boot: Boot) -> list[str]:
     return [*sockets, *segments, boot.run_dir, str(segment_path(boot.config))]
 
 
-def _entry(role: str) -> Callable[[ChildContext], None]:
-    """The role's entry; a child imports only what its own role needs."""
-    if role == CONTROL:
-        from servekit.control.process import run
-    elif role == HTTP:
-        from servekit.http.worker import run
-    elif role == SCHEDULER:
-        from servekit.scheduler.process import run
-    else:
-        raise ValueError(f"unknown role {role!r}")
+def _entry(name: str) -> Callable[[ChildContext], None]:
+    """The child's entry; it imports only what its own role needs."""
+    module, _, function = name.partition(":")
+    run: Callable[[ChildContext], None] = getattr(importlib.import_module(module), function)
     return run
 
 

@@ -15,7 +15,7 @@ import msgspec
 
 from servekit.config.secrets import ENVIRONMENT as SECRET_ENVIRONMENT
 from servekit.runtime.channel import Channel
-from servekit.runtime.child import CONTROL, HTTP, SCHEDULER, STACKS_SIGNAL, Boot, title_of
+from servekit.runtime.child import CONTROL, FOLLOWER, HTTP, SCHEDULER, STACKS_SIGNAL, Boot
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -36,7 +36,7 @@ SCHEDULER_ENV = {
 def _environment(role: str) -> dict[str, str]:
     """What a child inherits: no secrets, which go to HTTP workers by their line to main."""
     inherited = {name: value for name, value in os.environ.items() if name not in SECRET_ENVIRONMENT}
-    return {**SCHEDULER_ENV, **inherited} if role == SCHEDULER else inherited
+    return {**SCHEDULER_ENV, **inherited} if role in (SCHEDULER, FOLLOWER) else inherited
 
 
 class DeathPipe:
@@ -66,18 +66,27 @@ class Child:
         failure: the line with which it gave up its start.
         last_news: when it was last heard of, in seconds of the monotonic clock.
         status: exit status, negative for a signal; None while it runs.
+        rank: its place in the table of ranks, -1 if it is none.
     """
 
-    def __init__(self, role: str, index: int, boot: Boot, listener: socket.socket | None = None) -> None:
+    def __init__(
+        self,
+        role: str,
+        index: int,
+        boot: Boot,
+        listener: socket.socket | None = None,
+        store: socket.socket | None = None,
+    ) -> None:
         """Start it from the main thread: the parent-death signal is tied to the thread that forks.
 
         Args:
             role, index: which child.
-            boot: what it is told, without the descriptors of its channel and listener.
+            boot: what it is told, without the descriptors of its sockets.
             listener: an HTTP worker's socket; the caller closes its copy.
+            store: where the ranks of a replica meet, for the one that keeps it; likewise.
         """
         self.role, self.index, self.epoch = role, index, boot.epoch
-        self.title = title_of(role, index)
+        self.title, self.rank = boot.title, boot.rank
         self.started = self.last_news = time.monotonic()
         self.ready_after: float | None = None
         self.info: dict[str, Any] = {}
@@ -85,12 +94,13 @@ class Child:
         self.failure: str | None = None
         self.status: int | None = None
         ours, theirs = socket.socketpair()
-        passed = [theirs.fileno(), boot.death_pipe]
-        if listener is not None:
-            passed.append(listener.fileno())
         boot = msgspec.structs.replace(
-            boot, channel=theirs.fileno(), listener=-1 if listener is None else listener.fileno()
+            boot,
+            channel=theirs.fileno(),
+            listener=-1 if listener is None else listener.fileno(),
+            store=-1 if store is None else store.fileno(),
         )
+        passed = [fd for fd in (boot.channel, boot.death_pipe, boot.listener, boot.store) if fd >= 0]
         arguments = [role, str(index), msgspec.json.encode(boot).decode()]
         # Blocked signals stay blocked across exec, so none can end a child before it ignores them.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
@@ -156,4 +166,4 @@ class Child:
         return f"ended with status {self.status}"
 
 
-__all__ = ["CONTROL", "HTTP", "SCHEDULER", "Child", "DeathPipe"]
+__all__ = ["CONTROL", "FOLLOWER", "HTTP", "SCHEDULER", "Child", "DeathPipe"]

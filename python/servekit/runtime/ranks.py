@@ -24,6 +24,10 @@ KINDS = {
 """Kinds of groups, and the coordinates among which they are: members differ in their own one and share the others."""
 
 
+class GroupError(RuntimeError):
+    """The ranks of a group can't go on together: one is gone, or never came, or has been told something else."""
+
+
 @dataclass(frozen=True, slots=True)
 class Sizes:
     """How large each kind of group is.

@@ -1,4 +1,4 @@
-"""How a server ends: after a drain, at once, or because a child died. Every stream in reach gets its terminal event."""
+"""How a server ends, or a part of it: after a drain, at once, or by a death. Every stream in reach gets its end."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def drain(server: Server) -> int:
             if isinstance(event, Signal):
                 at_once(server, "the server was told twice to stop")
                 return 130 if event.number == signal.SIGINT else OK
-            if isinstance(event, Ended):
+            if isinstance(event, Ended) and not goes_on(server, event.child):
                 return after_death(server, event.child)
     at_once(server, f"the server shuts down and its drain timeout of {timeout:g} s has passed")
     return OK
@@ -57,6 +57,46 @@ def at_once(server: Server, reason: str) -> None:
     end_children(server, STOP_S)
 
 
+def goes_on(server: Server, dead: Child) -> bool:
+    """Part with the replica of a rank that died, if there are others.
+
+    All ranks of its group are killed, for they can't even end without the dead one; control takes them out of the
+    dispatch and ends their requests with an error event.
+
+    Returns:
+        False if the server can't go on: no other replica is left, or the dead child was none of the ranks.
+    """
+    if dead.rank < 0:
+        return False
+    if server.is_lost(dead):
+        # It was killed with its group.
+        return True
+    server.lost.add(server.ranks[dead.rank].replica)
+    left = server.sizes.replicas - len(server.lost)
+    if not left or server.control is None:
+        return False
+    logger.error(
+        "%s (pid %d) %s; its replica ends, %d of %d go on",
+        dead.title,
+        dead.pid,
+        dead.how_it_ended(),
+        left,
+        server.sizes.replicas,
+    )
+    _end_group(server, dead)
+    return True
+
+
+def _end_group(server: Server, dead: Child) -> None:
+    control = server.control
+    for child in server.group_of(dead):
+        child.kill()
+    for dp in sorted({rank.dp for rank in server.ranks if rank.replica == server.ranks[dead.rank].replica}):
+        server.state_page.end_process(SCHEDULER, dp)
+        if control is not None:
+            control.command("rank_down", rank=dp, reason=f"{dead.title} {dead.how_it_ended()}")
+
+
 def after_death(server: Server, dead: Child) -> int:
     """Log a child's death, end the streams with an error event, end the rest.
 
@@ -64,10 +104,10 @@ def after_death(server: Server, dead: Child) -> int:
         Exit status 1.
     """
     logger.error("%s (pid %d) %s; the server ends", dead.title, dead.pid, dead.how_it_ended())
-    server.state_page.end_process(dead.role, dead.index)
-    control = server.control
-    if dead.role == SCHEDULER and control is not None:
-        control.command("rank_down", rank=dead.index, reason=f"{dead.title} {dead.how_it_ended()}")
+    if dead.rank >= 0:
+        _end_group(server, dead)
+    else:
+        server.state_page.end_process(dead.role, dead.index)
     at_once(server, f"{dead.title} died and the server ends")
     return DIED
 
@@ -81,7 +121,7 @@ def _fail_streams(server: Server, reason: str) -> None:
             repeat_at = now + REPEAT_S
             _order_failure(server, reason)
         for event in server.watch.wait(LOOK_EVERY_S):
-            if isinstance(event, Ended):
+            if isinstance(event, Ended) and not server.is_lost(event.child):
                 logger.error("%s (pid %d) %s", event.child.title, event.child.pid, event.child.how_it_ended())
                 repeat_at = 0.0
             elif isinstance(event, Signal):

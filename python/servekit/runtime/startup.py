@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("servekit.runtime")
 
-SILENCE_S = {"control": 60.0, "http": 60.0, "scheduler": 600.0}
+SILENCE_S = {"control": 60.0, "http": 60.0, "scheduler": 600.0, "follower": 600.0}
 """How long a child may take to its next sign of life while it starts."""
 
 GREETING_S = 10.0

@@ -7,6 +7,7 @@ import errno
 import logging
 import os
 import signal
+import socket
 import sys
 import time
 from collections.abc import Iterator
@@ -23,9 +24,9 @@ from servekit.config.tls import check_tls
 from servekit.runtime import logs
 from servekit.runtime.child import Boot
 from servekit.runtime.descriptors import raise_descriptor_limit
-from servekit.runtime.launcher import CONTROL, HTTP, SCHEDULER, Child, DeathPipe
+from servekit.runtime.launcher import CONTROL, FOLLOWER, HTTP, SCHEDULER, Child, DeathPipe
 from servekit.runtime.listen import ListenError, UnixListener, listen
-from servekit.runtime.ranks import Sizes
+from servekit.runtime.ranks import Rank, Sizes, make_ranks
 from servekit.runtime.run_dir import RunDir, RunDirError, create_run_dir
 from servekit.runtime.shared_memory import (
     SegmentError,
@@ -34,7 +35,7 @@ from servekit.runtime.shared_memory import (
     unlink_segment,
     write_to_shared_memory,
 )
-from servekit.runtime.shutdown import OK, after_death, at_once, drain, end_children
+from servekit.runtime.shutdown import OK, after_death, at_once, drain, end_children, goes_on
 from servekit.runtime.startup import StartError, announce, start
 from servekit.runtime.watch import Ended, Message, Signal, Stopped, Watch
 from servekit.runtime.watchdog import LOOK_EVERY_S, Watchdog
@@ -45,6 +46,9 @@ FIRST_EPOCH = 1
 START_FAILED = 1
 INTERRUPTED = 130
 
+RANK_ENTRY = "servekit.scheduler.process:run"
+_ENTRIES = {CONTROL: "servekit.control.process:run", HTTP: "servekit.http.worker:run"}
+
 
 class Server:
     """All that one server's main process holds; `close` leaves nothing of it behind.
@@ -53,21 +57,28 @@ class Server:
         args: the flags.
         config: what the children are told.
         state_page: the state page.
+        sizes, ranks: the groups of ranks, and every rank.
         children: every child that was started, dead ones included.
+        lost: replicas of which a rank has died.
         watch: where main waits.
     """
 
-    def __init__(self, args: ServerArgs, secrets: Secrets, stack: contextlib.ExitStack) -> None:
+    def __init__(self, args: ServerArgs, secrets: Secrets, stack: contextlib.ExitStack, rank_entry: str) -> None:
         """Take the port and make the run directory; no child runs yet.
 
         Args:
             args: validated flags, without secrets.
             secrets: for the HTTP workers.
             stack: is given what undoes it all, in the right order.
+            rank_entry: what ranks run, as `module:function`.
         """
         self.args = args
+        self._rank_entry = rank_entry
+        self.sizes = Sizes.of(args)
+        self.ranks = make_ranks(self.sizes)
         self._secrets = secrets
         self.children: list[Child] = []
+        self.lost: set[int] = set()
         self._stack = stack
         self._pid = os.getpid()
         self.watch = Watch()
@@ -80,6 +91,8 @@ class Server:
         else:
             self.listeners = listen(args.host, args.port, args.tokenizer_workers)
             self._port = self.listeners[0].getsockname()[1]
+        # Where the ranks of each replica meet.
+        self._stores = [_loopback_socket() for _ in range(self.sizes.replicas if self.sizes.world > 1 else 0)]
         stack.callback(self._close_listeners)
         sweep_segments()
         self.run_dir: RunDir = create_run_dir()
@@ -104,21 +117,29 @@ class Server:
             worker_epochs=[FIRST_EPOCH] * args.tokenizer_workers,
             rank_epochs=[FIRST_EPOCH] * args.data_parallel_size,
             tokenizer_file=model.tokenizer_file,
+            stores=self._addresses,
         )
         return Config(args, ports, model)
 
     def start_children(self) -> None:
         """Start every child at once. They load their modules while main looks for the model."""
         self._stack.callback(self._kill_children)
-        self._start(CONTROL, 0)
-        for rank in range(self.args.data_parallel_size):
-            self._start(SCHEDULER, rank)
+        self._addresses = ["{}:{}".format(*store.getsockname()) for store in self._stores]
+        self._start(CONTROL, 0, "servekit::control")
+        for place, rank in enumerate(self.ranks):
+            self._start_rank(place, rank)
         for worker in range(self.args.tokenizer_workers):
-            self._start(HTTP, worker)
-        # A worker's death must close its socket, so main keeps no copy.
+            self._start(HTTP, worker, f"servekit::http[{worker}]", listener=self.listeners[worker])
+        # A child's death must close its socket, so main keeps no copy.
         self._close_listeners()
 
-    def _start(self, role: str, index: int) -> None:
+    def _start_rank(self, place: int, rank: Rank) -> None:
+        store = self._stores[rank.replica] if self._stores and rank.world == 0 else None
+        where = f"dp={rank.dp},pp={rank.pp},tp={rank.tp}" if self.sizes.world > 1 else f"dp={rank.dp}"
+        role, index = (SCHEDULER, rank.dp) if rank.leader else (FOLLOWER, place)
+        self._start(role, index, f"servekit::scheduler[{where}]", place, store=store)
+
+    def _start(self, role: str, index: int, title: str, rank: int = -1, **sockets: socket.socket | None) -> None:
         boot = Boot(
             main_pid=self._pid,
             epoch=FIRST_EPOCH,
@@ -129,8 +150,11 @@ class Server:
             log_level=self.args.log_level,
             log_format=self.args.log_format,
             uds="" if self.args.uds is None else str(Path(self.args.uds).absolute()),
+            title=title,
+            entry=_ENTRIES.get(role, self._rank_entry),
+            rank=rank,
         )
-        child = Child(role, index, boot, self.listeners[index] if role == HTTP else None)
+        child = Child(role, index, boot, **sockets)
         self.children.append(child)
         self.watch.add(child)
 
@@ -147,7 +171,8 @@ class Server:
         # Children must be dead before what they write to goes.
         self._stack.callback(self._kill_children)
         for child in self.children:
-            self.state_page.set_process(child.role, child.index, child.epoch, child.pid)
+            if child.role != FOLLOWER:
+                self.state_page.set_process(child.role, child.index, child.epoch, child.pid)
             child.last_news = time.monotonic()
             secrets = {"secrets": msgspec.to_builtins(self._secrets)} if child.role == HTTP else {}
             child.command("begin", **secrets)
@@ -162,6 +187,18 @@ class Server:
         """Living children of a role."""
         return (child for child in self.children if child.role == role and child.status is None)
 
+    def group_of(self, child: Child) -> list[Child]:
+        """Living ranks of a rank's replica, its own process too while it lives; none of another child."""
+        if child.rank < 0:
+            return []
+        replica = self.ranks[child.rank].replica
+        ranks = [*self.of(SCHEDULER), *self.of(FOLLOWER)]
+        return [each for each in ranks if self.ranks[each.rank].replica == replica]
+
+    def is_lost(self, child: Child) -> bool:
+        """Whether a child is a rank of a replica that ends or has ended."""
+        return child.rank >= 0 and self.ranks[child.rank].replica in self.lost
+
     @property
     def control(self) -> Child | None:
         """The control process, None when it is dead."""
@@ -173,8 +210,8 @@ class Server:
         return sum(workers[child.index]["open_streams"] for child in self.of(HTTP))
 
     def _close_listeners(self) -> None:
-        for listener in self.listeners:
-            listener.close()
+        for each in (*self.listeners, *self._stores):
+            each.close()
 
     def _kill_children(self) -> None:
         end_children(self, grace_s=0.0)
@@ -182,11 +219,12 @@ class Server:
             child.close()
 
 
-def serve(args: ServerArgs) -> int:
+def serve(args: ServerArgs, rank_entry: str = RANK_ENTRY) -> int:
     """Run a server until it is told to end.
 
     Args:
         args: validated flags.
+        rank_entry: what ranks run, as `module:function`; it is given a `ChildContext`.
 
     Returns:
         Exit status: 0 after SIGTERM, 130 after Ctrl-C, 1 when it could not start or a child died.
@@ -200,7 +238,7 @@ def serve(args: ServerArgs) -> int:
         check_tls(args, secrets)
         raise_descriptor_limit()
         with contextlib.ExitStack() as stack:
-            server = Server(args, secrets, stack)
+            server = Server(args, secrets, stack, rank_entry)
             server.start_children()
             server.hand_over()
             stopped = start(server)
@@ -222,13 +260,17 @@ def _check_built(sizes: Sizes) -> None:
     """Refuse what can be shown and not yet served.
 
     Raises:
-        ConfigError: replicas of more than one process, or several nodes.
+        ConfigError: several nodes.
     """
-    if sizes.world > 1 or sizes.nodes > 1:
-        raise ConfigError(
-            f"{sizes.world} ranks a replica on {sizes.nodes} nodes can be shown by --show-ranks, and not yet served:"
-            " take --data-parallel-size alone"
-        )
+    if sizes.nodes > 1:
+        raise ConfigError(f"--nnodes {sizes.nodes} can be shown by --show-ranks and not yet served: it can be 1")
+
+
+def _loopback_socket() -> socket.socket:
+    sock = socket.socket()
+    sock.bind(("127.0.0.1", 0))
+    sock.listen()
+    return sock
 
 
 def _refuse(why: str) -> int:
@@ -252,7 +294,8 @@ def _watch_over(server: Server) -> int:
                 case Signal():
                     return drain(server)
                 case Ended(child):
-                    return after_death(server, child)
+                    if not goes_on(server, child):
+                        return after_death(server, child)
                 case Message(child, body):
                     _note(child, body)
         watchdog.look(server)

@@ -57,7 +57,9 @@ class Watchdog:
                 self._timeout_s,
                 doing(page["ranks"][child.index]),
             )
-            child.write_stacks()
+            # Its group's too: a leader is silent when a follower is stuck.
+            for each in server.group_of(child):
+                each.write_stacks()
 
     def stuck(self, page: dict[str, Any], now: float) -> list[int]:
         """Ranks that have been silent for too long.

@@ -20,6 +20,8 @@ class SchedulerConfig:
         vocab_size, end_ids, seed: see `request.Limits`.
         policy: who of the waiting is next, one of `SCHEDULE_POLICIES`.
         prefix_cache: keep computed prefixes, and share them.
+        flights: steps that may be in flight, each with other requests.
+        max_rows: most requests in one of them; None leaves it to `max_running`.
     """
 
     max_running: int
@@ -34,3 +36,5 @@ class SchedulerConfig:
     seed: int = 0
     policy: str = "fcfs"
     prefix_cache: bool = True
+    flights: int = 1
+    max_rows: int | None = None

@@ -10,12 +10,16 @@ from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
 
 from servekit import _core
+from servekit.runtime.ranks import GroupError
 from servekit.transport.rank_link import LinkError, RankLink
 
 if TYPE_CHECKING:
     from servekit.runtime.child import ChildContext
 
 logger = logging.getLogger("servekit.scheduler")
+
+PEER_S = 2.0
+"""How long a rank that has lost another one waits before it says so."""
 
 ENTRY_POINTS = "servekit.engines"
 """Group in which other packages name their engines: `name = "package.module:factory"`."""
@@ -73,13 +77,43 @@ def find_engine(name: str) -> RankFactory:
 
 
 def run(ctx: ChildContext) -> None:
-    """Run this rank; returns when main says stop."""
+    """Run this rank; returns when main says stop, or to a follower its leader."""
+    stop = threading.Event()
+    try:
+        if ctx.rank.leader:
+            _lead(ctx, stop)
+        else:
+            _follow(ctx, stop)
+    except GroupError as error:
+        # The lost rank is heard first, by main, which then ends all ranks of its group.
+        stop.wait(PEER_S)
+        ctx.fail(f"{ctx.title}: {error}")
+
+
+def _follow(ctx: ChildContext, stop: threading.Event) -> None:
+    """Run a rank that only takes part in its group's steps."""
+    args = ctx.config.server_args
+    threading.Thread(target=_obey, args=(ctx, stop, lambda: None), name="commands", daemon=True).start()
+    if args.engine == "torch" and args.load_format != "dummy":
+        from servekit.scheduler.part import create_torch_follower
+
+        follower = create_torch_follower(ctx)
+        ctx.ready(follower.info)
+        follower.run()
+    elif args.engine in _BUILT_IN:
+        # Where nothing is computed, the leader is enough.
+        ctx.ready({})
+        stop.wait()
+    else:
+        ctx.fail(f"--engine {args.engine} has no groups: --tensor-parallel-size and --pipeline-parallel-size can be 1")
+
+
+def _lead(ctx: ChildContext, stop: threading.Event) -> None:
     args = ctx.config.server_args
     pulse = _core.Pulse(ctx.config.port_args.state_page, ctx.index, ctx.epoch)
     link = RankLink(ctx.config.port_args, ctx.index, ctx.epoch, ctx.title, _core.build_info()["version"], pulse)
     link.enter("loading")
-    stop = threading.Event()
-    threading.Thread(target=_obey, args=(ctx, stop, link), name="commands", daemon=True).start()
+    threading.Thread(target=_obey, args=(ctx, stop, link.wake), name="commands", daemon=True).start()
     try:
         rank = find_engine(args.engine)(ctx)
     except EngineError as error:
@@ -96,11 +130,11 @@ def run(ctx: ChildContext) -> None:
     pulse.close()
 
 
-def _obey(ctx: ChildContext, stop: threading.Event, link: RankLink) -> None:
+def _obey(ctx: ChildContext, stop: threading.Event, wake: Callable[[], None]) -> None:
     for command in ctx.commands():
         if command.get("command") == "stop":
             break
         logger.warning("main sent %r, which a rank does not know", command.get("command"))
     # Main's end of the line is closed, or main said stop: either way there is nobody to serve.
     stop.set()
-    link.wake()
+    wake()

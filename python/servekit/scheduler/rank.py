@@ -12,14 +12,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from servekit.config.port_args import offers_ipc
 from servekit.engine.dummy_runner import DummyRunner
 from servekit.engine.embedding_plan import EmbeddingRunner
-from servekit.engine.plan import ModelRunner
+from servekit.engine.plan import ModelRunner, Plan
 from servekit.messages.batches import BatchEmbeddingOutput, BatchTokenIDOutput, FinishReason
 from servekit.messages.envelope import Envelope, Kind, Load
 from servekit.messages.requests import ControlReply
 from servekit.scheduler.embedding import EmbeddingConfig, EmbeddingScheduler
+from servekit.scheduler.follower import LeadingRunner
 from servekit.scheduler.log_level import set_log_level
+from servekit.scheduler.orders import FOLLOWED, OfferReceiver, OfferSender, OrderSender, ResultReceiver
+from servekit.scheduler.part import load_part, order_receiver, order_sender, profiles_of, result_receiver
 from servekit.scheduler.profiling import Profiler
 from servekit.scheduler.scheduler import Scheduler, SchedulerConfig
 
@@ -42,6 +46,7 @@ class TorchRank:
         runner, config: what computes, and what is computed.
         rank, epoch: which rank this is, and which life of it.
         profiles: folder of the traces that name no other.
+        orders: to the followers of its group, None if it is alone.
     """
 
     def __init__(
@@ -52,8 +57,10 @@ class TorchRank:
         rank: int,
         epoch: int,
         profiles: Path = Path("profiles"),
+        orders: OrderSender | None = None,
     ) -> None:
         self._runner: Any = runner
+        self._orders = orders
         self._embeds = isinstance(config, EmbeddingConfig)
         self._ahead = 0 if self._embeds else cast(ModelRunner, runner).ahead
         self._scheduler: Any = EmbeddingScheduler(config) if isinstance(config, EmbeddingConfig) else Scheduler(config)
@@ -97,6 +104,17 @@ class TorchRank:
             self._send(link, report=True)
         scheduler.close_all("the rank was stopped", 503)
         self._send(link)
+        if self._orders is not None:
+            self._orders.stop()
+
+    def _compute(self, plans: list[Plan | None], step: Any, results: ResultReceiver | None) -> None:
+        """Compute a step of several data-parallel ranks, and take in this one's part of it, if it has any."""
+        handle = self._runner.launch_joint(plans)
+        if step is not None:
+            plan: Plan = step.plan
+            result = self._runner.collect(handle) if results is None else results.next(plan.step)
+            self._scheduler.complete(step, result)
+        self._profiler.step()
 
     def _take(self, link: RankLink, envelope: Envelope, body: Any) -> None:
         match envelope.kind:
@@ -111,7 +129,9 @@ class TorchRank:
                 link.reply(envelope, self._obey(envelope.kind, body))
 
     def _obey(self, kind: Kind, body: Any) -> ControlReply:
-        """Carry out a control message."""
+        """Carry out a control message, in the same step as the followers do."""
+        if self._orders is not None and kind in FOLLOWED:
+            self._orders.control(kind, body)
         match kind:
             case Kind.GET_STATE:
                 state = {**self._identity, "paused": self._paused, **self._scheduler.state()}
@@ -156,33 +176,24 @@ def create_torch_rank(ctx: ChildContext) -> TorchRank:
     began = time.monotonic()
     prefill = args.max_prefill_tokens
     runner: ModelRunner
+    orders = None
     if args.load_format == "dummy":
         runner = DummyRunner(model.vocab_size)
         pool = args.max_total_tokens or _DUMMY_CONTEXTS * model.max_model_len
         vocab_size, pages, running = model.vocab_size, pool // args.page_size, MAX_RUNNING_CUDA
     else:
         # Imported here: the dummy runner works where torch is not installed.
-        from servekit.engine.device import DeviceError
-        from servekit.engine.torch_runner import load_torch_runner
         from servekit.models.registry import embeds
         from servekit.models.weights import WeightError
 
         try:
             if embeds(Path(model.path)):
                 return _create_embedding_rank(ctx)
-            runner = load_torch_runner(
-                Path(model.path),
-                device=args.device,
-                dtype=args.dtype,
-                ranks=args.data_parallel_size,
-                rank=ctx.index,
-                page=args.page_size,
-                max_model_len=model.max_model_len,
-                max_total_tokens=args.max_total_tokens,
-                progress=lambda done, total: ctx.progress(done, total, "weights"),
-            )
-        except (WeightError, DeviceError) as error:
+        except WeightError as error:
             ctx.fail(str(error))
+        runner = load_part(ctx)
+        if ctx.sizes.world > 1 and ctx.rank.world == 0:
+            orders = order_sender(ctx)
         vocab_size, pages = runner.info["vocab_size"], runner.info["kv_pages"]
         running = MAX_RUNNING_CUDA
         if runner.info["device"] == "cpu":
@@ -204,22 +215,44 @@ def create_torch_rank(ctx: ChildContext) -> TorchRank:
         seed=args.seed if args.seed is not None else random.getrandbits(63),
         policy=args.schedule_policy,
         prefix_cache=args.prefix_caching,
+        flights=ctx.sizes.pipeline if ctx.sizes.attn_dp == 1 else 1,
+        max_rows=args.pp_max_micro_batch_size,
     )
-    rank = TorchRank(runner, config, rank=ctx.index, epoch=ctx.epoch, profiles=_profiles_of(ctx))
+    named: dict[str, Any] = {"rank": ctx.index, "epoch": ctx.epoch, "profiles": profiles_of(ctx), "orders": orders}
+    rank = _make_rank(ctx, runner, config, named) if args.load_format != "dummy" else TorchRank(runner, config, **named)
     rank.info["load_seconds"] = round(time.monotonic() - began, 2)
     return rank
+
+
+def _make_rank(ctx: ChildContext, runner: ModelRunner, config: SchedulerConfig, named: dict[str, Any]) -> TorchRank:
+    """The kind of rank that a leader is: alone, of a group, or one of several leaders of one."""
+    if ctx.sizes.world == 1:
+        return TorchRank(runner, config, **named)
+    results = result_receiver(ctx)
+    if ctx.sizes.attn_dp == 1:
+        return TorchRank(LeadingRunner(runner, named["orders"], results, config.flights - 1), config, **named)
+    from servekit.scheduler.joint import FirstLeader, OtherLeader
+
+    offers = ctx.config.port_args.address(offers_ipc(ctx.rank.replica))
+    if ctx.rank.world == 0:
+        heard = OfferReceiver(offers)
+        return FirstLeader(runner, config, offers=heard, others=ctx.sizes.attn_dp - 1, results=results, **named)
+    sender = OfferSender(offers, ctx.rank.attn_dp)
+    return OtherLeader(runner, config, heard=order_receiver(ctx), offers=sender, results=results, **named)
 
 
 def _create_embedding_rank(ctx: ChildContext) -> TorchRank:
     from servekit.engine.embedding_runner import load_embedding_runner
 
     args, model = ctx.config.server_args, ctx.config.model_info
+    if ctx.sizes.world > 1:
+        ctx.fail("an embedding model is not split: --tensor-parallel-size and --pipeline-parallel-size can be 1")
     runner = load_embedding_runner(
         Path(model.path),
         device=args.device,
         dtype=args.dtype,
-        ranks=args.data_parallel_size,
-        rank=ctx.index,
+        ranks=ctx.sharing,
+        rank=ctx.rank.device,
         progress=lambda done, total: ctx.progress(done, total, "weights"),
     )
     running, tokens = MAX_RUNNING_CUDA, args.max_prefill_tokens
@@ -236,9 +269,4 @@ def _create_embedding_rank(ctx: ChildContext) -> TorchRank:
         size=runner.info["embedding_size"],
         normalized=runner.info["normalized"],
     )
-    return TorchRank(runner, config, rank=ctx.index, epoch=ctx.epoch, profiles=_profiles_of(ctx))
-
-
-def _profiles_of(ctx: ChildContext) -> Path:
-    given = ctx.config.server_args.profile_dir
-    return Path(given) if given else Path(ctx.config.port_args.run_dir) / "profiles"
+    return TorchRank(runner, config, rank=ctx.index, epoch=ctx.epoch, profiles=profiles_of(ctx))

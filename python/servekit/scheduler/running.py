@@ -60,15 +60,27 @@ class RunningBatch:
         if self._urgency and len(self.waiting):
             self._push_out(self.waiting.candidates()[0])
 
-    def pieces(self) -> list[Piece]:
-        """Pieces of prompts for this step; admits waiting requests while slots, pages and tokens last."""
+    def decodes(self, most: int) -> Ints:
+        """Slots that get a token each in this step.
+
+        With several steps in flight it is a share of all, those who were left out longest, so that each step has some.
+        """
+        t, flights = self.table, self._config.flights
+        if flights == 1:
+            return np.flatnonzero(t.decoding)
+        slots = np.flatnonzero(t.decoding & (t.pending == 0))
+        share = min(most, -(-t.running // flights))
+        return np.sort(slots[np.argsort(t.planned[slots], kind="stable")[:share]])
+
+    def pieces(self, most: int) -> list[Piece]:
+        """Pieces of prompts for this step, at most so many; admits requests while slots, pages and tokens last."""
         budget, admitting = self._config.max_prefill_tokens, not self.table.full
         order = [*self.prefilling, *(self.waiting.candidates() if admitting else ())]
         if self._urgency:
             order.sort(key=lambda r: (0, 0) if self.waiting.aged(r) else (1, -r.priority))
         pieces: list[Piece] = []
         for request in order:
-            if budget <= 0:
+            if budget <= 0 or len(pieces) >= most:
                 break
             if request.slot < 0:
                 if not admitting or self._prefix_is_coming(request):

@@ -141,13 +141,14 @@ class Scheduler:
     def plan(self) -> Step | None:
         """The next step, or None if there is nothing to compute before an earlier step is complete."""
         t = self._table
-        if (t.decoding & t.penalized & (t.pending > 0)).any():
+        if self.config.flights == 1 and (t.decoding & t.penalized & (t.pending > 0)).any():
             # What is drawn next depends on a token that nobody knows yet.
             return None
         self._batch.make_room()
-        slots = np.flatnonzero(t.decoding)
+        most = self.config.max_rows or self.config.max_running
+        slots = self._batch.decodes(most)
         starts, counts = t.computed[slots], np.ones(len(slots), np.int64)
-        pieces = self._batch.pieces()
+        pieces = self._batch.pieces(most - len(slots))
         if pieces:
             more = np.array([(request.slot, t.computed[request.slot], count) for request, count in pieces], np.int64)
             slots = np.concatenate((slots, more[:, 0]))
@@ -163,6 +164,7 @@ class Scheduler:
         width = -(-int((starts + counts).max()) // t.page)
         sampled = np.flatnonzero(starts + counts == t.known[slots])
         self._steps += 1
+        t.planned[slots] = self._steps
         prompts, places = prompt_logprob_columns(
             [(r, t.tokens[r.slot], int(t.computed[r.slot]), int(t.computed[r.slot]) + count) for r, count in pieces]
         )

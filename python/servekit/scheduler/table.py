@@ -14,6 +14,7 @@ class SlotTable:
     Attributes, each an array over slots:
         serial: changes whenever a slot gets another request.
         used, decoding: the slot has a request; the next step computes its newest token, and draws another.
+        planned: the last step that was planned with it.
         rid, prompt, limit, min_tokens: of its request.
         known, computed: tokens of prompt and output, with those that launched steps will draw; those whose keys and
             values are in the pool, or will be when these steps are done.
@@ -39,6 +40,7 @@ class SlotTable:
         self.top_k, self.retractions, self.cached = (np.zeros(slots, np.int64) for _ in range(3))
         self.used, self.decoding, self.ignores_end, self.has_stops = (np.zeros(slots, np.bool_) for _ in range(4))
         self.penalized, self.biased, self.tells = (np.zeros(slots, np.bool_) for _ in range(3))
+        self.planned = np.zeros(slots, np.int64)
         self.rid, self.seed = np.zeros(slots, np.uint64), np.zeros(slots, np.uint64)
         self.temperature, self.top_p, self.min_p = (np.zeros(slots, np.float32) for _ in range(3))
         # Not touched before it is used, so long contexts cost no memory by themselves.

@@ -11,6 +11,7 @@ from servekit.models.decoder import DecoderConfig, Family
 from servekit.models.families.qwen3 import GGUF_NORMS, Qwen3Layer
 from servekit.models.gguf_file import GgufFile
 from servekit.models.layers import MixtureOfExperts
+from servekit.models.split import ModelSizes
 from servekit.models.tensor_loader import TensorLoader
 from servekit.models.weights import GgufSource, WeightError
 
@@ -40,6 +41,12 @@ class Qwen3MoeConfig(DecoderConfig):
             raise WeightError(
                 f"impossible sizes: {self.used} of {self.experts} experts of {self.expert_intermediate} for each token"
             )
+
+    def sizes(self) -> ModelSizes:
+        """What ranks can split."""
+        dense = 0 if all(self.sparse) else self.intermediate
+        shared = DecoderConfig.sizes(self)._replace(dense_width=dense)
+        return shared._replace(experts=self.experts, expert_width=self.expert_intermediate)
 
     def linear_shapes(self) -> list[tuple[int, int]]:
         """Shapes (out, in) of the matrices that a token meets in one layer with experts."""
