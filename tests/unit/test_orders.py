@@ -14,8 +14,12 @@ from servekit.messages.envelope import Kind
 from servekit.messages.requests import ProfileReq, SetLogLevelReq
 from servekit.runtime.ranks import GroupError
 from servekit.scheduler.orders import (
+    ASK,
+    JOINT,
     STEP,
     STOP,
+    OfferReceiver,
+    OfferSender,
     Order,
     OrderReceiver,
     OrderSender,
@@ -82,12 +86,14 @@ class Raw:
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.PUSH)
         self._socket.connect(address)
-        heard = []
-        catcher = OrderSender([])
-        catcher.close()
-        catcher._sockets = [type("Catcher", (), {"send": lambda self, order: heard.append(order)})()]
+        # What a sender would send, as it goes over a line of its own.
+        line = OrderReceiver(address + "2")
+        sender = OrderSender([address + "2"])
         for step in (1, 2):
-            catcher.step(plan(step))
+            sender.step(plan(step))
+        heard = [line._socket.recv() for _ in range(2)]
+        sender.close()
+        line.close()
         self.orders = [msgspec.msgpack.decode(order, type=Order) for order in heard]
 
     def hear(self, order: Order | bytes) -> object:
@@ -145,3 +151,24 @@ def test_results_come_back_and_belong_to_their_step(address):
         receiver.next(3)
     sender.close()
     receiver.close()
+
+
+def test_leaders_are_asked_and_all_are_told_of_all_plans(tmp_path):
+    leader, follower, back = (f"ipc://{tmp_path}/{name}" for name in "lfb")
+    receivers = [OrderReceiver(leader), OrderReceiver(follower)]
+    sender, offers, offering = OrderSender([leader, follower], [0]), OfferReceiver(back), OfferSender(back, 1)
+    for step in (1, 2):
+        offering.want()
+        sender.ask()
+        assert receivers[0].next() == (ASK, None)
+        offering.answer(plan(step + 7) if step == 1 else None)
+        assert offers.next() == (1, False, None)
+        dp, answer, found = offers.next()
+        assert (dp, answer) == (1, True) and same(found, plan(8) if step == 1 else None)
+        # A data-parallel rank counts its own steps; the group counts those of all.
+        sender.joint([plan(step), found])
+        for receiver in receivers:
+            kind, plans = receiver.next()
+            assert kind == JOINT and same(plans, [plan(step), found])
+    for end in (*receivers, sender, offers, offering):
+        end.close()
