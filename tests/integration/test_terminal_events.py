@@ -11,9 +11,8 @@ import json
 import pytest
 
 TWO_OF_EACH = ["--tokenizer-workers", "2", "--detokenizer-workers", "2", "--data-parallel-size", "2"]
-ENDS_THE_SERVER = {"die", "hang"}
-ENDS_SOME = {"malformed"}
-"""Nobody can say whose tokens were lost, so all that the rank had end with an error."""
+ENDS_SOME = {"die", "hang", "malformed"}
+"""All that the rank had end with an error: it is gone, or nobody can say whose tokens were lost."""
 
 
 def ends_with_error(one) -> bool:
@@ -42,11 +41,9 @@ def test_what_a_rank_does_wrong_ends_each_stream_once(start, stream, until, tmp_
     until(lambda: all(each.events or each.status for each in streams), 20, server.text)
     assert all(each.join(40) for each in streams), server.text()
     errors = sum(map(ends_with_error, streams))
-    if kind in ENDS_THE_SERVER:
-        assert errors and server.process.wait(10) == 1
-    else:
-        assert bool(errors) == (kind in ENDS_SOME) and errors <= 6
-        assert server.complete().status_code == 200
+    assert bool(errors) == (kind in ENDS_SOME) and errors <= 6
+    # The other rank serves on.
+    assert server.complete().status_code == 200
 
 
 def test_a_control_process_that_hangs_ends_each_stream_once(start, stream, until):
