@@ -79,18 +79,19 @@ pub(crate) fn run(mut fanout: Fanout, mut first_shard: ShardRun, mut inbox: Inbo
             Next::Over => return,
         };
         // What follows closely goes to each worker in one system call.
-        for _ in 0..TURN {
-            match task {
-                Some(Task::Send(task)) => fanout.act(task),
-                Some(Task::Turn(turn)) => {
+        let mut left = TURN;
+        while let Some(next) = task {
+            match next {
+                Task::Send(task) => fanout.act(task),
+                Task::Turn(turn) => {
                     first_shard.turn(turn, |task| {
                         fanout.act(task);
                         true
                     });
                 }
-                None => break,
             }
-            task = inbox.at_hand();
+            left -= 1;
+            task = if left > 0 { inbox.at_hand() } else { None };
         }
         all_sent = fanout.mapping.flush();
     }
@@ -130,5 +131,28 @@ impl Fanout {
             // Of a stream that began after the cut: it ends as well.
             Sent::Lost => self.cuts.put(route),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::detok::Shard;
+    use crate::log::log_channel;
+    use crate::plane::test_inbox;
+
+    #[test]
+    fn no_task_is_lost_between_two_turns() {
+        let (log, _lines) = log_channel();
+        let (tasks, inbox, cuts, shard) = test_inbox(Shard::new(0, 1, None));
+        let (done, told) = crossbeam_channel::unbounded();
+        let sent = 3 * TURN + 1;
+        for _ in 0..sent {
+            assert!(tasks.send(Task::Send(FanoutTask::Flush(done.clone()))));
+        }
+        drop((tasks, done));
+        let mapping = SocketMapping::open(std::path::Path::new("/nowhere"), 1, "test");
+        run(Fanout { mapping, epoch: 1, cuts, log }, shard, inbox);
+        assert_eq!(told.iter().count(), sent);
     }
 }
