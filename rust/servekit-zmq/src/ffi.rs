@@ -3,7 +3,6 @@
 use std::ffi::{c_char, c_int, c_long, c_short, c_void};
 
 pub(crate) const ZMQ_IO_THREADS: c_int = 1;
-pub(crate) const ZMQ_MAX_SOCKETS: c_int = 2;
 pub(crate) const ZMQ_PAIR: c_int = 0;
 pub(crate) const ZMQ_REQ: c_int = 3;
 pub(crate) const ZMQ_REP: c_int = 4;

@@ -40,12 +40,6 @@ impl Context {
         check(unsafe { ffi::zmq_ctx_set(self.0.0, ffi::ZMQ_IO_THREADS, n) }).map(drop)
     }
 
-    /// Most sockets open at once (libzmq's default is 1023).
-    pub fn set_max_sockets(&self, n: i32) -> Result<()> {
-        // SAFETY: the context is open.
-        check(unsafe { ffi::zmq_ctx_set(self.0.0, ffi::ZMQ_MAX_SOCKETS, n) }).map(drop)
-    }
-
     /// A new socket. It lingers for 0 ms when dropped, unless `set_linger` says otherwise.
     pub fn socket(&self, kind: SocketKind) -> Result<Socket> {
         // SAFETY: the context is open.

@@ -196,8 +196,6 @@ impl Plane {
             page.set_control(Control::Pid, u64::from(std::process::id()));
         }
         let context = Context::new();
-        let sockets = i32::try_from(config.worker_epochs.len() * 2 + config.rank_epochs.len() + 16);
-        context.set_max_sockets(sockets.unwrap_or(i32::MAX).max(1024)).map_err(socket)?;
         let endpoints = config.endpoints.clone();
         let endpoints = endpoints.unwrap_or_else(|| Endpoints::in_folder(&config.run_dir, config.rank_epochs.len()));
         let ingress = bind_pull(&context, &endpoints.ingress).map_err(socket)?;
