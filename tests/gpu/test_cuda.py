@@ -7,6 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from servekit.engine.attention_backends import make_attention
+from servekit.engine.kv_cache import KvPool
 from servekit.engine.plan import LogprobColumns, Plan, SamplingColumns
 from servekit.engine.torch_runner import TorchRunner, load_torch_runner
 from servekit.models.layers import MixtureOfExperts
@@ -107,3 +109,28 @@ def test_grouped_experts_are_experts_one_by_one(tmp_path: Path) -> None:
         found, expected = grouped(x.to("cuda", torch.bfloat16)).float().cpu(), plain(x)
     # A token whose experts are a close call may go to another one in bfloat16.
     assert ((found - expected).abs().amax(-1) < 0.05 * expected.abs().max()).float().mean() > 0.8
+
+
+@pytest.mark.parametrize("windows", [[None, None], [30, None]])
+def test_flashinfer_attends_as_torch_does(windows: list[int | None]) -> None:
+    pytest.importorskip("flashinfer")
+    heads, kv_heads, size, page, cuda = 8, 2, 64, 16, torch.device("cuda", 0)
+    starts, counts = np.array([70, 0, 300, 50, 0, 33]), np.array([1, 50, 1, 60, 1, 1])
+    none, tables = np.zeros(0, np.float32), 1 + np.arange(6 * 20).reshape(6, 20)
+    columns = SamplingColumns(none, none, none, none, none, none)
+    step = Plan(1, np.zeros(counts.sum(), np.int64), starts, counts, tables, np.arange(6), columns)
+    pools = [KvPool(2, kv_heads, size, 120, page, torch.bfloat16, cuda) for _ in range(2)]
+    for ours, theirs in zip(pools[0].layers, pools[1].layers, strict=True):
+        ours[1:] = torch.randn(ours[1:].shape, device=cuda)
+        theirs.copy_(ours)
+    backends = [
+        make_attention(name, pool, heads, size, torch.bfloat16, cuda, windows)
+        for name, pool in zip(("flashinfer", "torch"), pools, strict=True)
+    ]
+    for each in backends:
+        each.begin(step)
+    for layer in range(2):
+        qkv = torch.randn(int(counts.sum()), heads + 2 * kv_heads, size, device=cuda).bfloat16()
+        q, kv = qkv[:, :heads], qkv[:, heads:].view(-1, 2, kv_heads, size)
+        found, expected = (each.attend(layer, q, kv) for each in backends)
+        assert torch.allclose(found.float(), expected.float(), atol=0.03)

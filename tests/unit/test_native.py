@@ -10,9 +10,10 @@ from gguf.quants import dequantize as by_package
 from servekit import _core
 from servekit.engine import native
 from servekit.engine.attention import TorchAttention
+from servekit.engine.attention_backends import make_attention
 from servekit.engine.kv_cache import KvPool
 from servekit.engine.linear import NativeLayers, choose_linear
-from servekit.engine.native_attention import NativeAttention, make_attention
+from servekit.engine.native_attention import NativeAttention
 from servekit.engine.plan import Plan, SamplingColumns
 
 CPU = torch.device("cpu")
@@ -162,6 +163,6 @@ def test_attention_of_a_sequence_does_not_depend_on_the_others() -> None:
 
 def test_heads_that_there_is_no_kernel_for_are_torchs() -> None:
     pool = KvPool(1, 1, 24, 4, 4, torch.float32, CPU)
-    assert type(make_attention(pool, 1, 24, torch.float32, CPU)) is TorchAttention
+    assert type(make_attention("auto", pool, 1, 24, torch.float32, CPU)) is TorchAttention
     with pytest.raises(_core.SettingError, match="multiples of 16"):
         _core.PagedAttention(native.pool(), 1, 1, 24, 4)

@@ -158,6 +158,9 @@ FLAGS = (
     Flag("engine", ENGINE, "torch, mock, or an engine that another package brings.", (), "NAME"),
     Flag("device", ENGINE, "Where the torch engine computes."),
     Flag(
+        "attention_backend", ENGINE, "What computes attention; flashinfer on CUDA only, and from servekit[flashinfer]."
+    ),
+    Flag(
         "max_running_requests",
         ENGINE,
         "Most requests in a rank's batch.",

@@ -19,6 +19,7 @@ LOAD_BALANCE_METHODS = (
 DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("auto", "float32", "float16", "bfloat16")
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
+ATTENTION_BACKENDS = ("auto", "torch", "flashinfer")
 SCHEDULE_POLICIES = ("fcfs", "lpm", "priority")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 LOG_FORMATS = ("text", "json")
@@ -83,6 +84,7 @@ class ServerArgs(msgspec.Struct, kw_only=True, frozen=True):
             priority highest priority.
         prefix_caching: computed prefixes are kept and shared.
         dtype, device, load_format: how the torch engine computes and loads.
+        attention_backend: what computes its attention.
         seed: base of the random seeds of requests that bring none; None draws one.
         engine: torch, mock, or the name of an entry point in the group `servekit.engines`.
         profile_dir: folder for profiles of the ranks; None is one in the run directory, which goes with the server.
@@ -147,6 +149,7 @@ class ServerArgs(msgspec.Struct, kw_only=True, frozen=True):
     dtype: str = "auto"
     device: str = "auto"
     load_format: str = "auto"
+    attention_backend: str = "auto"
     seed: int | None = None
     engine: str = "torch"
     profile_dir: str | None = None
@@ -274,6 +277,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "dtype": DTYPES,
     "device": DEVICES,
     "load_format": LOAD_FORMATS,
+    "attention_backend": ATTENTION_BACKENDS,
     "schedule_policy": SCHEDULE_POLICIES,
     "log_level": LOG_LEVELS,
     "log_format": LOG_FORMATS,

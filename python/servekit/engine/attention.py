@@ -18,7 +18,7 @@ import torch.nn.functional as F
 
 from servekit.engine.device import upload
 from servekit.engine.kv_cache import KvPool
-from servekit.engine.plan import Plan
+from servekit.engine.plan import Ints, Plan
 from servekit.models.split import ALL, Part, Span
 
 _GROUP_WASTE = 256
@@ -53,6 +53,14 @@ class AttentionBackend(Attention, Protocol):
 
     def begin(self, plan: Plan) -> torch.Tensor:
         """Prepare for a step and return the new tokens' positions, [tokens] int64 on the device."""
+
+
+def new_tokens(plan: Plan, page: int) -> tuple[Ints, Ints]:
+    """Positions of a step's new tokens in their sequences, and the places in the pool that they are stored at."""
+    firsts = np.cumsum(plan.counts) - plan.counts
+    row_of = np.repeat(np.arange(len(plan.counts)), plan.counts)
+    positions = plan.starts[row_of] + np.arange(len(row_of)) - firsts[row_of]
+    return positions, plan.tables[row_of, positions // page] * page + positions % page
 
 
 @dataclass(slots=True)
@@ -123,13 +131,9 @@ class TorchAttention:
         self.mine: slice | None = None
 
     def begin(self, plan: Plan) -> torch.Tensor:
-        page, ends = self._pool.page, np.cumsum(plan.counts)
-        firsts = ends - plan.counts
-        row_of = np.repeat(np.arange(len(plan.counts)), plan.counts)
-        positions = plan.starts[row_of] + np.arange(len(row_of)) - firsts[row_of]
-        places = plan.tables[row_of, positions // page] * page + positions % page
+        positions, places = new_tokens(plan, self._pool.page)
         self._places = upload(places, self._device)
-        plan, firsts = self._asked(plan, firsts)
+        plan, firsts = self._asked(plan, np.cumsum(plan.counts) - plan.counts)
         lengths = plan.starts + plan.counts
         # A window that is longer than all rows is none.
         longest = int(lengths.max(initial=0))

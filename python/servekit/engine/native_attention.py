@@ -10,24 +10,10 @@ import torch
 
 from servekit._core import PagedAttention
 from servekit.engine import native
-from servekit.engine.attention import AttentionBackend, TorchAttention, _Group, _Rows
+from servekit.engine.attention import TorchAttention, _Group, _Rows
 from servekit.engine.kv_cache import KvPool
 from servekit.engine.plan import Ints, Plan
 from servekit.models.split import ALL, Part
-
-
-def make_attention(
-    pool: KvPool,
-    heads: int,
-    head_size: int,
-    dtype: torch.dtype,
-    device: torch.device,
-    windows: Sequence[int | None] = (),
-    queries: Part = ALL,
-) -> AttentionBackend:
-    """The back end for a pool; arguments as of `TorchAttention`."""
-    fits = native.serves(pool.layers[0]) and head_size % 16 == 0
-    return (NativeAttention if fits else TorchAttention)(pool, heads, head_size, dtype, device, windows, queries)
 
 
 @dataclass(slots=True)

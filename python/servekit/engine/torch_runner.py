@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from servekit.engine.attention_backends import make_attention
 from servekit.engine.decode_graphs import CudaRecorder, DecodeGraphs, carry
 from servekit.engine.device import DeviceError, choose_device, choose_dtype, download, share_threads, upload
 from servekit.engine.kv_cache import KvPool
 from servekit.engine.linear import DenseLinear, LinearFactory, choose_linear
 from servekit.engine.logprobs import DeviceLogprobs, read_logprobs, read_prompt_logprobs
-from servekit.engine.native_attention import make_attention
 from servekit.engine.plan import NO_TOKEN, Ints, Plan, SamplingColumns, StepResult
 from servekit.engine.sampler import Sampler
 from servekit.models.decoder import Decoder
@@ -63,6 +63,10 @@ class TorchRunner:
     Args:
         graphs: the recordings, None to compute every step anew.
         group: the ranks of the replica, None if this one is alone.
+        attention: see `make_attention`.
+
+    Raises:
+        DeviceError: that kind of attention can't be had.
     """
 
     def __init__(
@@ -74,6 +78,7 @@ class TorchRunner:
         info: dict[str, Any],
         graphs: DecodeGraphs | None = None,
         group: ReplicaGroup | None = None,
+        attention: str = "auto",
     ) -> None:
         config, cut = model.config, model.cut
         self.info = info
@@ -85,7 +90,7 @@ class TorchRunner:
         self._group = group
         heads = cut.attention.span(config.heads).count
         windows = config.windows[cut.layers.start : cut.layers.stop]
-        self._attention = make_attention(pool, heads, config.head_size, dtype, device, windows, cut.queries)
+        self._attention = make_attention(attention, pool, heads, config.head_size, dtype, device, windows, cut.queries)
         self._sampler = Sampler(config.vocab_size, device)
 
     def launch(self, plan: Plan) -> Handle:
@@ -196,6 +201,7 @@ def load_torch_runner(
     progress: Callable[[int, int], None],
     join: Callable[[torch.device], ReplicaGroup] | None = None,
     partition: Sequence[int] = (),
+    attention: str = "auto",
 ) -> TorchRunner:
     """Load a model, or a rank's part of it, and make room for its KV pool.
 
@@ -211,6 +217,7 @@ def load_torch_runner(
         progress: called with (tensors done, tensors in all).
         join: meets the other ranks of the replica; None if there are none.
         partition: layers of each stage; nothing makes them about equal.
+        attention: see `make_attention`.
 
     Raises:
         WeightError: the model can't be read.
@@ -265,7 +272,7 @@ def load_torch_runner(
     graphs = None
     if where.type == "cuda" and model.recordable and group is None:
         graphs = DecodeGraphs(model.states, pool, config.windows, CudaRecorder())
-    runner = TorchRunner(model, pool, kind, where, info, graphs, group)
+    runner = TorchRunner(model, pool, kind, where, info, graphs, group, attention)
     _warm_up(runner, 1 if group is None else group.sizes.attn_dp)
     info["load_seconds"] = round(time.monotonic() - began, 2)
     logger.debug("linear layers chosen in %.2f s: %s", chosen - began, name)

@@ -45,6 +45,7 @@ def load_part(ctx: ChildContext) -> TorchRunner:
             progress=lambda done, total: ctx.progress(done, total, "weights"),
             join=partial(_join, ctx) if ctx.sizes.world > 1 else None,
             partition=args.partition,
+            attention=args.attention_backend,
         )
     except (WeightError, DeviceError, ConfigError) as error:
         ctx.fail(str(error))
