@@ -19,7 +19,7 @@ from typing import Any
 
 import baselines
 import msgspec
-from provenance import ROOT, about, warn_of_load
+from provenance import ROOT, publish, warn_of_load
 from servekit.config.model_source import demo_model
 from servekit.messages.envelope import Kind
 from servekit.models.gguf_file import GgufFile
@@ -153,14 +153,7 @@ def main() -> None:
         figures = criterion_figures() + [json.loads(line) for line in lines.read_text().splitlines()]
         print("Measuring plain Python, about a minute.")
         add_baselines(figures, frames, tokenizer, program)
-    what = about()
-    args.out.write_text(json.dumps([figure | what for figure in figures], indent=1) + "\n")
-    print(f"\n{what['machine']}, commit {what['commit']}\n")
-    print(f"{'':48} {'value':>12} {'plain Python':>12} {'better by':>9}")
-    for figure in figures:
-        other = [f"{v:.4g}" if v is not None else "-" for v in (figure["baseline"], figure["ratio"])]
-        print(f"{figure['name']:48} {figure['value']:12.4g} {other[0]:>12} {other[1]:>9}")
-    print(f"\nWritten to {args.out}.")
+    publish(figures, args.out, "plain Python")
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ from typing import Any
 from engine.jobs import Target, batch, decode, first_token, gap_ratio
 from engine.overhead import step_overhead_ms
 from engine.servers import HERE, llama, servekit
-from provenance import ROOT, about, cores, warn_of_load
+from provenance import ROOT, cores, publish, warn_of_load
 from servekit.config.model_source import demo_model
 
 
@@ -136,14 +136,7 @@ def main() -> None:
         found.append(entry(name, FIGURES[name].unit, FIGURES[name].more, values, theirs))
     if not args.only or OVERHEAD in args.only:
         found.append(entry(OVERHEAD, "ms", False, [step_overhead_ms(256) for _ in range(args.runs)], {}))
-    what = about()
-    args.out.write_text(json.dumps([figure | what for figure in found], indent=1) + "\n")
-    print(f"\n{what['machine']}, commit {what['commit']}\n")
-    print(f"{'':44} {'value':>10} {'best peer':>10} {'better by':>9}")
-    for figure in found:
-        other = [f"{v:.4g}" if v is not None else "-" for v in (figure["baseline"], figure["ratio"])]
-        print(f"{figure['name']:44} {figure['value']:10.4g} {other[0]:>10} {other[1]:>9}")
-    print(f"\nWritten to {args.out}.")
+    publish(found, args.out, "best peer")
 
 
 if __name__ == "__main__":
