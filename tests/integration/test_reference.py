@@ -106,9 +106,9 @@ def test_two_of_everything_give_the_tokens_of_one(start: Callable[..., Server]) 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layout", [("--tp", "3"), ("--pp", "2"), ("--pp", "2", "--dp", "2")], ids=" ".join)
-def test_a_group_gives_the_tokens_of_one_process(start: Callable[..., Server], layout: tuple[str, ...]) -> None:
-    server = start("--dtype", "float32", *layout, engine="torch")
+@pytest.mark.parametrize("layout", ["--tp 3", "--pp 2", "--pp 2 --dp 2", "--tp 3 --dp 3 --enable-dp-attention"])
+def test_a_group_gives_the_tokens_of_one_process(start: Callable[..., Server], layout: str) -> None:
+    server = start("--dtype", "float32", *layout.split(), engine="torch")
     check(server, LINES)
 
 
