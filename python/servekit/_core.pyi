@@ -8,6 +8,7 @@ __all__ = [
     "ControlPlane",
     "DPBudget",
     "DataParallelController",
+    "DecoderLayers",
     "Detokenizer",
     "DispatchError",
     "Encoder",
@@ -926,7 +927,7 @@ class ControlPlane:
 class KernelPool:
     """The threads that share the CPU engine's arithmetic, and the instructions it is done with.
 
-    Everything here and in `StoredMatrix` and `PagedAttention` takes addresses of memory that stays where it is, as
+    Everything here and in the classes below that are made from it takes addresses of memory that stays where it is, as
     `torch.Tensor.data_ptr` gives them: float32 unless said otherwise, rows side by side unless there is a stride, which
     counts numbers. Nothing is checked: what is not there crashes the process. `servekit.engine.native` checks.
 
@@ -974,7 +975,10 @@ class StoredMatrix:
 
 @final
 class PagedAttention:
-    """Attention of one new token a sequence over pages [pages, page, 2, kv heads, size]; tables are int64."""
+    """Attention of new tokens over pages [pages, page, 2, kv heads, size].
+
+    A token's result is the same to the last bit whether it is computed alone or with others of its sequence.
+    """
 
     def __new__(cls, pool: KernelPool, heads: int, kv_heads: int, size: int, page: int) -> PagedAttention:
         """Raises:
@@ -982,27 +986,36 @@ class PagedAttention:
         """
 
     def store(self, layer: int, kv: int, stride: int, places: int, count: int) -> None:
-        """Copy keys and values of new tokens, `stride` apart, to their places in the pages."""
+        """Copy keys and values of new tokens, `stride` apart, to their places in the pages (int64)."""
 
-    def attend(
-        self,
-        layer: int,
-        q: int,
-        q_stride: int,
-        out: int,
-        out_stride: int,
-        tokens: int,
-        lengths: int,
-        tables: int,
-        width: int,
-        count: int,
-        window: int,
-    ) -> None:
-        """Attend for `count` sequences.
+    def attend(self, layer: int, q: int, q_stride: int, out: int, out_stride: int, sequences: Any, window: int) -> None:
+        """Attend for the new tokens of some sequences.
 
         Args:
-            q, out: [tokens, heads * size]; the sequences' rows are `tokens`.
-            lengths: tokens of each in the pages, the new one among them.
-            tables: [count, width] page numbers.
+            q, out: [tokens, heads * size]; the sequences' rows are told by them.
+            sequences: an object with these attributes, of which all but the sizes are addresses of int64 numbers:
+                `count` sequences; `firsts`, of each the first of its rows, which lie side by side; `counts` of these
+                rows, at least 1; `lengths`, its tokens in the pages, those among them; `tables` [count, width] of page
+                numbers, with their `width`.
             window: how many tokens one sees, itself among them; 0 for all.
+        """
+
+@final
+class DecoderLayers:
+    """The layers of a decoder, one after the other in one call; layer by layer they are the calls above."""
+
+    def __new__(cls, attention: PagedAttention, hidden: int, layers: list[Any]) -> DecoderLayers:
+        """Layers of states of `hidden` numbers, described by the attributes of `servekit.engine.native_decoder.Layer`.
+
+        Raises:
+            SettingError: linear layers that don't fit each other.
+        """
+
+    def run(self, x: int, count: int, cos: int, sin: int, places: int, sequences: Any) -> None:
+        """Change the states of `count` new tokens, [count, hidden], in place.
+
+        Args:
+            cos, sin: tables as of `KernelPool.rotate`.
+            places: as of `PagedAttention.store`, of the tokens' keys and values.
+            sequences: as of `PagedAttention.attend`; every token is one of theirs.
         """

@@ -102,9 +102,9 @@ def test_norm_sum_rotation_and_gate() -> None:
     assert torch.equal(x[:, heads:], rest)
 
 
-def attention_plan(lengths: list[int], page: int) -> Plan:
-    """One new token for each sequence, whose pages are scattered over the pool."""
-    lengths_ = np.array(lengths)
+def attention_plan(lengths: list[int], page: int, counts: list[int] | None = None) -> Plan:
+    """Some new tokens for each sequence, one if nothing is said, whose pages are scattered over the pool."""
+    lengths_, counts_ = np.array(lengths), np.array(counts or [1] * len(lengths))
     held = -(-lengths_ // page)
     tables, free = np.zeros((len(lengths), held.max()), np.int64), np.random.default_rng(3).permutation(held.sum()) + 1
     for row, (begin, count) in enumerate(zip(np.cumsum(held) - held, held, strict=True)):
@@ -112,7 +112,8 @@ def attention_plan(lengths: list[int], page: int) -> Plan:
     n = len(lengths)
     ones, off = np.ones(n, np.int64), np.zeros(n, np.float32)
     columns = SamplingColumns(off, off + 1, ones * 0, off, ones.astype(np.uint64), ones)
-    return Plan(1, ones, lengths_ - 1, ones, tables, np.arange(n), columns)
+    ids = np.ones(counts_.sum(), np.int64)
+    return Plan(1, ids, lengths_ - counts_, counts_, tables, np.arange(n), columns)
 
 
 @pytest.mark.parametrize(
@@ -127,12 +128,12 @@ def attention_plan(lengths: list[int], page: int) -> Plan:
 def test_attention_reads_pages_as_torch_does(
     heads: int, kv_heads: int, size: int, page: int, window: int | None
 ) -> None:
-    lengths = [1, 3, 17, 256, 257, 700]
-    plan = attention_plan(lengths, page)
-    pages = int(plan.tables.max())
+    lengths = [1, 3, 17, 256, 257, 700, 5, 280, 700, 1000]
+    plan = attention_plan(lengths, page, [1, 1, 1, 1, 1, 1, 5, 60, 9, 1000])
+    pages, tokens = int(plan.tables.max()), len(plan.ids)
     windows = None if window is None else [window]
     results = []
-    q, kv = torch.randn(6, heads, size), torch.randn(6, 2, kv_heads, size)
+    q, kv = torch.randn(tokens, heads, size), torch.randn(tokens, 2, kv_heads, size)
     content = torch.randn(pages + 1, page, 2, kv_heads, size)
     for kind in (TorchAttention, NativeAttention):
         pool = KvPool(1, kv_heads, size, pages, page, torch.float32, CPU)

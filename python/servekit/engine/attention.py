@@ -92,11 +92,8 @@ class _Rows:
     chunks: list[_Chunk]
 
 
-class TorchAttention:
-    """Gather and `scaled_dot_product_attention`.
-
-    The query heads that share a KV head are folded into the query axis (decode) or get the KV head by a stride of zero
-    (prefill), so keys and values are never repeated in memory.
+class PoolAttention:
+    """What back ends over a pool have in common: where a step's tokens are, and for which of them they are asked.
 
     Args:
         pool: keys and values of all layers.
@@ -124,30 +121,19 @@ class TorchAttention:
         self._dtype = dtype
         self._device = device
         self._kv_heads = pool.layers[0].shape[3]
-        self._buffer = torch.empty(0, *pool.layers[0].shape[1:], dtype=dtype, device=device)
         self._windows = list(windows) or [None] * len(pool.layers)
-        self._rows: dict[int | None, _Rows] = {}
         self._places = torch.empty(0)
         self.mine: slice | None = None
 
-    def begin(self, plan: Plan) -> torch.Tensor:
+    def _place(self, plan: Plan) -> tuple[np.ndarray, Plan, np.ndarray]:
+        """Note where the new tokens' keys and values go.
+
+        Returns:
+            Positions of all new tokens, the step as far as attention is computed here, and where its rows begin.
+        """
         positions, places = new_tokens(plan, self._pool.page)
         self._places = upload(places, self._device)
-        plan, firsts = self._asked(plan, np.cumsum(plan.counts) - plan.counts)
-        lengths = plan.starts + plan.counts
-        # A window that is longer than all rows is none.
-        longest = int(lengths.max(initial=0))
-        binding = {w: None if w is None or w >= longest else w for w in self._windows}
-        seen = {window: self._see(plan, firsts, lengths, window) for window in set(binding.values())}
-        self._rows = {window: seen[bound] for window, bound in binding.items()}
-        gathered = [group.pages for rows in seen.values() for group in rows.groups]
-        gathered += [chunk.pages for rows in seen.values() for chunk in rows.chunks if chunk.pages is not None]
-        needed = max(map(len, gathered), default=0)
-        if needed > len(self._buffer):
-            # Grows by half at least, so that a lengthening batch does not allocate at each step.
-            size = max(needed, len(self._buffer) * 3 // 2)
-            self._buffer = self._buffer.new_empty(size, *self._buffer.shape[1:])
-        return upload(positions, self._device)
+        return positions, *self._asked(plan, np.cumsum(plan.counts) - plan.counts)
 
     def _asked(self, plan: Plan, firsts: np.ndarray) -> tuple[Plan, np.ndarray]:
         """The step as far as attention is computed here, and where its rows begin among the new tokens.
@@ -168,17 +154,57 @@ class TorchAttention:
         mine = row % self._queries.of == self._queries.index
         return Span(0, int(mine), 1)
 
-    def attend(self, layer: int, q: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
-        self._store(layer, kv)
+    def _out(self, q: torch.Tensor) -> torch.Tensor:
+        """Room for results, [tokens, heads * head size]."""
         shape = (q.shape[0], self._heads * self._size)
-        out = q.new_empty(shape) if self._queries.of == 1 else q.new_zeros(shape)
+        return q.new_empty(shape) if self._queries.of == 1 else q.new_zeros(shape)
+
+
+class TorchAttention(PoolAttention):
+    """Gather and `scaled_dot_product_attention`. Arguments as of `PoolAttention`.
+
+    The query heads that share a KV head are folded into the query axis (decode) or get the KV head by a stride of zero
+    (prefill), so keys and values are never repeated in memory.
+    """
+
+    def __init__(
+        self,
+        pool: KvPool,
+        heads: int,
+        head_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        windows: Sequence[int | None] = (),
+        queries: Part = ALL,
+    ) -> None:
+        super().__init__(pool, heads, head_size, dtype, device, windows, queries)
+        self._buffer = torch.empty(0, *pool.layers[0].shape[1:], dtype=dtype, device=device)
+        self._rows: dict[int | None, _Rows] = {}
+
+    def begin(self, plan: Plan) -> torch.Tensor:
+        positions, plan, firsts = self._place(plan)
+        lengths = plan.starts + plan.counts
+        # A window that is longer than all rows is none.
+        longest = int(lengths.max(initial=0))
+        binding = {w: None if w is None or w >= longest else w for w in self._windows}
+        seen = {window: self._see(plan, firsts, lengths, window) for window in set(binding.values())}
+        self._rows = {window: seen[bound] for window, bound in binding.items()}
+        gathered = [group.pages for rows in seen.values() for group in rows.groups]
+        gathered += [chunk.pages for rows in seen.values() for chunk in rows.chunks if chunk.pages is not None]
+        needed = max(map(len, gathered), default=0)
+        if needed > len(self._buffer):
+            # Grows by half at least, so that a lengthening batch does not allocate at each step.
+            size = max(needed, len(self._buffer) * 3 // 2)
+            self._buffer = self._buffer.new_empty(size, *self._buffer.shape[1:])
+        return upload(positions, self._device)
+
+    def attend(self, layer: int, q: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
+        self._pool.layers[layer].flatten(0, 1).index_copy_(0, self._places, kv)
+        out = self._out(q)
         rows = self._rows[self._windows[layer]]
         self._attend_singles(layer, rows, q, out)
         self._attend_chunks(layer, rows, q, kv, out)
         return out
-
-    def _store(self, layer: int, kv: torch.Tensor) -> None:
-        self._pool.layers[layer].flatten(0, 1).index_copy_(0, self._places, kv)
 
     def _attend_singles(self, layer: int, rows: _Rows, q: torch.Tensor, out: torch.Tensor) -> None:
         """Rows with one new token."""

@@ -29,7 +29,7 @@ def make_attention(
 
     Args:
         name: auto, torch or flashinfer; auto is the extension's kernel where it fits, else torch.
-        pool, heads, head_size, dtype, device, windows, queries: as of `TorchAttention`.
+        pool, heads, head_size, dtype, device, windows, queries: as of `PoolAttention`.
 
     Raises:
         DeviceError: FlashInfer is not installed, or has no kernel for this.

@@ -86,9 +86,12 @@ class NativeLinear:
     Args:
         parts: matrices of the same width, whose outputs lie one after the other; those of one format become one.
         bias: of all outputs, or None.
+
+    Attributes:
+        matrices: the same for the extension, with their parts of the bias.
     """
 
-    __slots__ = ("_calls", "_kept", "_rows", "_width")
+    __slots__ = ("_at", "_kept", "_rows", "_width", "matrices")
 
     def __init__(self, parts: Sequence[Stored], bias: torch.Tensor | None = None) -> None:
         joined: list[Stored] = []
@@ -100,12 +103,15 @@ class NativeLinear:
         bias = None if bias is None else bias.float().contiguous()
         # What the addresses below point into.
         self._kept = ([part.data.contiguous() for part in joined], bias)
-        self._calls: list[tuple[StoredMatrix, int]] = []
+        self.matrices: list[StoredMatrix] = []
+        # Of each, where its outputs begin, in bytes.
+        self._at: list[int] = []
         at = 0
         for part, data in zip(joined, self._kept[0], strict=True):
             rows = data.shape[0]
             at_bias = 0 if bias is None else bias.data_ptr() + 4 * at
-            self._calls.append((StoredMatrix(pool(), part.format, data.data_ptr(), at_bias, rows, part.width), 4 * at))
+            self.matrices.append(StoredMatrix(pool(), part.format, data.data_ptr(), at_bias, rows, part.width))
+            self._at.append(4 * at)
             at += rows
         self._rows = at
 
@@ -115,7 +121,7 @@ class NativeLinear:
         x = x.contiguous()
         count = x.shape[0]
         out = x.new_empty(count, self._rows)
-        for matrix, at in self._calls:
+        for matrix, at in zip(self.matrices, self._at, strict=True):
             matrix.apply(x.data_ptr(), out.data_ptr() + at, count, self._rows)
         return out
 

@@ -18,6 +18,7 @@ from servekit.engine.device import DeviceError, choose_device, choose_dtype, dow
 from servekit.engine.kv_cache import KvPool
 from servekit.engine.linear import DenseLinear, LinearFactory, choose_linear
 from servekit.engine.logprobs import DeviceLogprobs, read_logprobs, read_prompt_logprobs
+from servekit.engine.native_decoder import NativeDecoder
 from servekit.engine.plan import NO_TOKEN, Ints, Plan, SamplingColumns, StepResult
 from servekit.engine.sampler import Sampler
 from servekit.models.decoder import Decoder
@@ -91,6 +92,7 @@ class TorchRunner:
         heads = cut.attention.span(config.heads).count
         windows = config.windows[cut.layers.start : cut.layers.stop]
         self._attention = make_attention(attention, pool, heads, config.head_size, dtype, device, windows, cut.queries)
+        self._native = NativeDecoder.of(model, self._attention) if group is None else None
         self._sampler = Sampler(config.vocab_size, device)
 
     def launch(self, plan: Plan) -> Handle:
@@ -110,6 +112,8 @@ class TorchRunner:
         # A copy where it is changed: the plan belongs to somebody else.
         ids = upload(plan.ids if plan.carried is None else plan.ids.copy(), self._device)
         carry(ids, plan.carried, self._drawn)
+        if self._native is not None:
+            return self._native.states(ids, positions)
         return self._model.states(ids, positions, self._attention, self._from_before(len(ids)))
 
     def launch_joint(self, plans: Sequence[Plan | None]) -> Handle:

@@ -136,6 +136,8 @@ class SelfAttention(nn.Module):  # type: ignore[misc]
 
     qkv_biased: ClassVar[bool] = False
     """Whether these need a bias; otherwise they may have one."""
+    heads_normed: ClassVar[bool] = False
+    """Whether queries and keys are normalized head by head before they are turned."""
 
     def __init__(self, config: DecoderConfig, index: int, load: TensorLoader, at: str) -> None:
         super().__init__()
@@ -147,6 +149,10 @@ class SelfAttention(nn.Module):  # type: ignore[misc]
         q, kv = heads.times(self.head_size), kv_heads.times(self.head_size)
         rows: dict[str, int | Span] = {"q_proj": q, "k_proj": kv, "v_proj": kv}
         self.qkv = load.linear(at, rows, config.hidden, biased=self.qkv_biased)
+        self.q_norm, self.k_norm = (
+            RMSNorm(load.tensor(f"{at}{name}.weight", config.head_size), config.norm_eps) if self.heads_normed else None
+            for name in ("q_norm", "k_norm")
+        )
         # Where sequences or their tokens are shared out, the sum is over those of all ranks, and one has the bias.
         shared = load.cut.sequences.of * load.cut.queries.of > 1
         self._group = load.group if shared else None
@@ -168,17 +174,13 @@ class SelfAttention(nn.Module):  # type: ignore[misc]
         """What this rank's heads make of its own tokens, x [tokens, hidden]."""
         n, h, kv = x.shape[0], self.heads, self.kv_heads
         qkv = self.qkv(x).view(n, h + 2 * kv, self.head_size)
-        self.prepare_(qkv)
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k, _ = qkv.split((h, kv, kv), 1)
+            q.copy_(self.q_norm(q))
+            k.copy_(self.k_norm(k))
         rotate_(qkv[:, : h + kv], rope)
         seen = attention.attend(self._index, qkv[:, :h], qkv[:, h:].view(n, 2, kv, self.head_size))
         return self.output(seen)
-
-    def prepare_(self, qkv: torch.Tensor) -> None:
-        """What a family does in place before queries and keys are turned.
-
-        Args:
-            qkv: [tokens, heads + 2 * kv heads, head size].
-        """
 
 
 class DecoderLayer(nn.Module):  # type: ignore[misc]

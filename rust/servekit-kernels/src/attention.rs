@@ -1,20 +1,24 @@
-//! Attention of one new token a sequence over keys and values in pages, read where they are.
+//! Attention of new tokens over keys and values in pages, read where they are.
 //!
 //! A sequence is cut into chunks at fixed places; each chunk gives a maximum, a sum and a weighted sum, which are put
-//! together in order. So the work of one long sequence is shared by threads, and the result depends on nothing else.
+//! together in order. So a token's result is the same to the last bit whether it is computed alone or with others of
+//! its sequence, and by however many threads.
+
+mod chunk;
 
 use std::cell::RefCell;
+use std::ops::Range;
 
-use crate::isa::{Isa, Level, Task};
-use crate::matrix::tile;
+use crate::isa::Level;
 use crate::pool::Pool;
+use chunk::Chunks;
 
 /// Tokens of a chunk.
 const CHUNK: usize = 256;
-/// Tokens between those that are asked for and those that are computed.
-const AHEAD: usize = 12;
-/// Numbers in a cache line.
-const LINE: usize = 16;
+/// New tokens of a sequence that go through its keys and values together.
+const BLOCK: usize = 8;
+/// New tokens whose keys and values are worth another thread to store.
+const STORED: usize = 64;
 
 /// Sizes that the kernel can't do.
 #[derive(Debug, PartialEq, Eq)]
@@ -48,9 +52,11 @@ pub struct Attention {
 pub struct Sequences {
     /// How many.
     pub count: usize,
-    /// Which rows of queries and results are theirs.
-    pub tokens: *const i64,
-    /// Tokens with keys and values in the pages, the new one among them.
+    /// The first of their rows among queries and results; a sequence's rows lie side by side.
+    pub firsts: *const i64,
+    /// Their rows: new tokens, at least 1.
+    pub counts: *const i64,
+    /// Tokens with keys and values in the pages, the new ones at their end.
     pub lengths: *const i64,
     /// Page numbers in order, [count, width].
     pub tables: *const i64,
@@ -73,20 +79,39 @@ pub struct Rows {
     pub out_stride: usize,
 }
 
-/// One chunk of one sequence with the heads that share a KV head.
-#[derive(Clone, Copy)]
+/// Some new tokens of one sequence, with the heads that share a KV head, and chunks that they see.
+#[derive(Clone, Debug)]
 struct Item {
-    row: usize,
-    begin: usize,
-    end: usize,
+    sequence: usize,
     kv_head: usize,
-    /// Where its part goes, in heads; none where it is the whole.
+    /// Which of the sequence's new tokens.
+    tokens: Range<usize>,
+    chunks: Range<usize>,
+    /// Where its part goes, in heads, if the token sees more than this chunk.
     part: Option<usize>,
 }
 
+/// A sequence whose one new token is computed by several items.
+struct Cut {
+    sequence: usize,
+    /// The first of its parts, in heads: [chunks, heads].
+    part: usize,
+    chunks: usize,
+}
+
+/// What a call works on.
+#[derive(Default)]
+struct Work {
+    items: Vec<Item>,
+    cuts: Vec<Cut>,
+    parts: Vec<f32>,
+}
+
 thread_local! {
-    /// What a call works on, kept from one to the next.
-    static SCRATCH: RefCell<(Vec<Item>, Vec<f32>)> = const { RefCell::new((Vec::new(), Vec::new())) };
+    /// Kept from one call to the next.
+    static WORK: RefCell<Work> = RefCell::default();
+    /// What an item needs for itself.
+    static SCRATCH: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
 }
 
 #[derive(Clone, Copy)]
@@ -101,6 +126,13 @@ struct Call {
 // SAFETY: threads read the same and write apart.
 unsafe impl Sync for Call {}
 
+/// New keys and values, see [`Attention::store`].
+#[derive(Clone, Copy)]
+struct Fresh(*mut f32, *const f32, *const i64);
+
+// SAFETY: as above.
+unsafe impl Sync for Fresh {}
+
 impl Attention {
     /// Attention of `heads` query heads of `size` numbers over `kv_heads` and pages of `page` tokens.
     ///
@@ -114,9 +146,20 @@ impl Attention {
         Ok(Self { heads, kv_heads, size, page })
     }
 
+    /// Query heads, KV heads and their size.
+    #[must_use]
+    pub fn heads(&self) -> (usize, usize, usize) {
+        (self.heads, self.kv_heads, self.size)
+    }
+
     /// Numbers that a token takes in a layer's pages.
     fn token(&self) -> usize {
         2 * self.kv_heads * self.size
+    }
+
+    /// Numbers of a part: maximum, sum, and sums of values.
+    fn part(&self) -> usize {
+        self.size + 2
     }
 
     /// Copies the keys and values of new tokens into a layer's pages.
@@ -125,242 +168,143 @@ impl Attention {
     ///
     /// `kv` is [count, 2 * kv heads * size] with tokens `stride` numbers apart; `places` are `count` different places
     /// of tokens in the layer, which can be written.
-    pub unsafe fn store(&self, layer: *mut f32, kv: *const f32, stride: usize, places: *const i64, count: usize) {
-        for i in 0..count {
-            let to = layer.add(*places.add(i) as usize * self.token());
-            std::ptr::copy_nonoverlapping(kv.add(i * stride), to, self.token());
-        }
+    pub unsafe fn store(
+        &self,
+        pool: &Pool,
+        layer: *mut f32,
+        (kv, stride): (*const f32, usize),
+        places: *const i64,
+        count: usize,
+    ) {
+        let fresh = Fresh(layer, kv, places);
+        pool.run(count.div_ceil(STORED), &|piece| {
+            // By reference, so that the closure captures the whole, which can be shared, and not its pointers.
+            let &Fresh(layer, kv, places) = &fresh;
+            for i in piece * STORED..count.min((piece + 1) * STORED) {
+                // SAFETY: as the caller promised; places are different.
+                unsafe {
+                    let to = layer.add(*places.add(i) as usize * self.token());
+                    std::ptr::copy_nonoverlapping(kv.add(i * stride), to, self.token());
+                }
+            }
+        });
     }
 
-    /// softmax(q k / sqrt(size)) v for the new token of each sequence.
+    /// softmax(q k / sqrt(size)) v for the new tokens of each sequence, which see each other in their order.
     ///
     /// # Safety
     ///
-    /// All addresses can be read, `rows.out` written, tables name pages of the layer, lengths are at least 1 and fit
-    /// the tables.
+    /// All addresses can be read, `rows.out` written, tables name pages of the layer, counts are at least 1, lengths
+    /// at least as large and fit the tables.
     pub unsafe fn attend(&self, pool: &Pool, level: Level, layer: *const f32, sequences: Sequences, rows: Rows) {
-        SCRATCH.with_borrow_mut(|(items, parts)| {
-            items.clear();
-            let mut heads = 0;
-            for row in 0..sequences.count {
-                let length = *sequences.lengths.add(row) as usize;
-                let seen = if sequences.window == 0 { 0 } else { length.saturating_sub(sequences.window) };
-                let alone = seen / CHUNK == (length - 1) / CHUNK;
-                let mut begin = seen;
-                while begin < length {
-                    let end = length.min((begin / CHUNK + 1) * CHUNK);
-                    for kv_head in 0..self.kv_heads {
-                        items.push(Item { row, begin, end, kv_head, part: (!alone).then_some(heads) });
-                        heads += if alone { 0 } else { self.heads / self.kv_heads };
-                    }
-                    begin = end;
-                }
-            }
-            let needed = heads * (self.size + 2);
+        WORK.with_borrow_mut(|Work { items, cuts, parts }| {
+            let call = Call { sizes: *self, layer, sequences, rows, parts: std::ptr::null_mut() };
+            let heads = call.share_out(items, cuts);
+            let needed = heads * self.part();
             if parts.len() < needed {
                 parts.resize(needed, 0.0);
             }
-            let call = Call { sizes: *self, layer, sequences, rows, parts: parts.as_mut_ptr() };
+            let call = Call { parts: parts.as_mut_ptr(), ..call };
             pool.run(items.len(), &|index| {
-                let call = &call;
-                // SAFETY: as the caller promised; items write apart.
-                unsafe { level.run(Chunk { call: *call, item: items[index] }) };
+                let (call, item) = (&call, &items[index]);
+                SCRATCH.with_borrow_mut(|scratch| {
+                    let needed = Chunks::scratch(self, item);
+                    if scratch.len() < needed {
+                        scratch.resize(needed, 0.0);
+                    }
+                    // SAFETY: as the caller promised; items write apart.
+                    unsafe { level.run(Chunks { call, item, scratch: scratch.as_mut_ptr() }) };
+                });
             });
-            if heads > 0 {
-                call.join(items);
+            for cut in cuts {
+                let part = |chunk: usize, head| call.parts.add((cut.part + chunk * self.heads + head) * self.part());
+                for head in 0..self.heads {
+                    let parts = (0..cut.chunks).map(|chunk| part(chunk, head).cast_const());
+                    join(parts, call.out(cut.sequence, 0, 0).add(head * self.size), self.size);
+                }
             }
         });
     }
 }
 
 impl Call {
+    /// Query heads that share a KV head.
     fn group(&self) -> usize {
         self.sizes.heads / self.sizes.kv_heads
     }
 
-    unsafe fn out(&self, row: usize, kv_head: usize) -> *mut f32 {
-        let token = *self.sequences.tokens.add(row) as usize;
-        self.rows.out.add(token * self.rows.out_stride + kv_head * self.group() * self.sizes.size)
+    /// The tokens of its sequence that a new token sees.
+    unsafe fn seen(&self, sequence: usize, token: usize) -> Range<usize> {
+        let (length, count) = (*self.sequences.lengths.add(sequence), *self.sequences.counts.add(sequence));
+        let end = (length - count) as usize + token + 1;
+        if self.sequences.window == 0 { 0..end } else { end.saturating_sub(self.sequences.window)..end }
     }
 
-    /// Puts the parts of cut sequences together.
-    unsafe fn join(&self, items: &[Item]) {
-        let (group, size) = (self.group(), self.sizes.size);
-        let mut at = 0;
-        while at < items.len() {
-            let row = items[at].row;
-            let mine = items[at..].iter().take_while(|item| item.row == row).count();
-            let chunks = &items[at..at + mine];
-            at += mine;
-            for kv_head in 0..self.sizes.kv_heads {
-                for head in 0..group {
-                    let parts = chunks
-                        .iter()
-                        .filter(|item| item.kv_head == kv_head)
-                        .filter_map(|item| item.part.map(|part| self.parts.add((part + head) * (size + 2))));
-                    let Some(most) = parts.clone().map(|part| *part).reduce(f32::max) else { continue };
-                    let out = self.out(row, kv_head).add(head * size);
-                    let mut total = 0.0;
-                    for (i, part) in parts.enumerate() {
-                        let weight = (*part - most).exp();
-                        total += weight * *part.add(1);
-                        for d in 0..size {
-                            let value = weight * *part.add(2 + d);
-                            *out.add(d) = if i == 0 { value } else { *out.add(d) + value };
-                        }
+    unsafe fn query(&self, sequence: usize, token: usize, kv_head: usize) -> *const f32 {
+        let row = *self.sequences.firsts.add(sequence) as usize + token;
+        self.rows.q.add(row * self.rows.q_stride + kv_head * self.group() * self.sizes.size)
+    }
+
+    unsafe fn out(&self, sequence: usize, token: usize, kv_head: usize) -> *mut f32 {
+        let row = *self.sequences.firsts.add(sequence) as usize + token;
+        self.rows.out.add(row * self.rows.out_stride + kv_head * self.group() * self.sizes.size)
+    }
+
+    /// Makes the items of a call; returns how many parts of heads they leave. Of several new tokens there are enough
+    /// items for all threads; the chunks of a single one are items of their own, so that they share a long sequence.
+    unsafe fn share_out(&self, items: &mut Vec<Item>, cuts: &mut Vec<Cut>) -> usize {
+        items.clear();
+        cuts.clear();
+        let mut parts = 0;
+        for sequence in 0..self.sequences.count {
+            let count = *self.sequences.counts.add(sequence) as usize;
+            for first in (0..count).step_by(BLOCK) {
+                let tokens = first..count.min(first + BLOCK);
+                let (begin, end) = (self.seen(sequence, first).start, self.seen(sequence, tokens.end - 1).end);
+                let chunks = begin / CHUNK..(end - 1) / CHUNK + 1;
+                if count > 1 || chunks.len() == 1 {
+                    items.extend((0..self.sizes.kv_heads).map(|kv_head| Item {
+                        sequence,
+                        kv_head,
+                        tokens: tokens.clone(),
+                        chunks: chunks.clone(),
+                        part: None,
+                    }));
+                    continue;
+                }
+                cuts.push(Cut { sequence, part: parts, chunks: chunks.len() });
+                for chunk in chunks {
+                    for kv_head in 0..self.sizes.kv_heads {
+                        let part = Some(parts + kv_head * self.group());
+                        items.push(Item { sequence, kv_head, tokens: 0..1, chunks: chunk..chunk + 1, part });
                     }
-                    for d in 0..size {
-                        *out.add(d) /= total;
-                    }
+                    parts += self.sizes.heads;
                 }
             }
         }
+        parts
     }
 }
 
-struct Chunk {
-    call: Call,
-    item: Item,
-}
-
-impl Task for Chunk {
-    #[inline(always)]
-    unsafe fn run<S: Isa>(self) {
-        let (sizes, item) = (self.call.sizes, self.item);
-        let count = item.end - item.begin;
-        let mut keys = [std::ptr::null::<f32>(); CHUNK];
-        let table = self.call.sequences.tables.add(item.row * self.call.sequences.width);
-        for (i, key) in keys.iter_mut().enumerate().take(count) {
-            let token = item.begin + i;
-            let place = *table.add(token / sizes.page) as usize * sizes.page + token % sizes.page;
-            *key = self.call.layer.add(place * sizes.token() + item.kv_head * sizes.size);
-        }
-        let keys = &keys[..count];
-        let group = self.call.group();
-        let mut head = 0;
-        while head < group {
-            let left = group - head;
-            head += match (S::TILE, left) {
-                (6.., 4..) => self.heads::<S, 4>(keys, head),
-                (3.., 3..) => self.heads::<S, 3>(keys, head),
-                (_, 2..) => self.heads::<S, 2>(keys, head),
-                _ => self.heads::<S, 1>(keys, head),
-            };
+/// Puts the parts of one token's head together.
+///
+/// # Safety
+///
+/// The parts can be read, `size` numbers at `out` written.
+unsafe fn join(parts: impl Iterator<Item = *const f32> + Clone, out: *mut f32, size: usize) {
+    // A sum of nothing is that of a chunk in which this token sees none.
+    let parts = parts.filter(|part| *part.add(1) != 0.0);
+    let most = parts.clone().map(|part| *part).fold(f32::NEG_INFINITY, f32::max);
+    let mut total = 0.0;
+    for (i, part) in parts.enumerate() {
+        let weight = (*part - most).exp();
+        total += weight * *part.add(1);
+        for d in 0..size {
+            let value = weight * *part.add(2 + d);
+            *out.add(d) = if i == 0 { value } else { *out.add(d) + value };
         }
     }
-}
-
-impl Chunk {
-    /// `R` query heads from `head` on of those that share the KV head; returns R.
-    #[inline(always)]
-    unsafe fn heads<S: Isa, const R: usize>(&self, keys: &[*const f32], head: usize) -> usize {
-        let (sizes, item, size) = (self.call.sizes, self.item, self.call.sizes.size);
-        let token = *self.call.sequences.tokens.add(item.row) as usize;
-        let first = item.kv_head * self.call.group() + head;
-        let q = self.call.rows.q.add(token * self.call.rows.q_stride + first * size);
-        let mut scores = [[0f32; CHUNK]; R];
-        let values = sizes.kv_heads * size;
-        let mut at = 0;
-        while at < keys.len() {
-            // Other heads lie between those of this one: the processor does not guess where it goes on.
-            for key in keys.iter().skip(at + AHEAD).take(4) {
-                for line in (0..size).step_by(LINE) {
-                    S::prefetch(key.add(line).cast());
-                    S::prefetch(key.add(values + line).cast());
-                }
-            }
-            let last = keys.len() - 1;
-            let four = [keys[at], keys[last.min(at + 1)], keys[last.min(at + 2)], keys[last.min(at + 3)]];
-            // A chunk is a multiple of four long, so the scores beyond the last token have a place.
-            let mut sums = [[S::zero(); 4]; R];
-            tile::<S, R>(&mut sums, q, size, four, size);
-            for (row, four) in scores.iter_mut().zip(sums) {
-                row[at..at + 4].copy_from_slice(&S::sums(four));
-            }
-            at += 4;
-        }
-        let (mut most, mut sum) = ([0f32; R], [0f32; R]);
-        for (i, row) in scores.iter_mut().enumerate() {
-            (most[i], sum[i]) = soften::<S>(row, keys.len(), 1.0 / (size as f32).sqrt());
-        }
-        let to: [*mut f32; R] = std::array::from_fn(|i| match item.part {
-            Some(part) => self.call.parts.add((part + head + i) * (size + 2) + 2),
-            None => self.call.out(item.row, item.kv_head).add((head + i) * size),
-        });
-        let scale = sum.map(|sum| if item.part.is_some() { 1.0 } else { 1.0 / sum });
-        let mut d = 0;
-        while d + 4 * S::LANES <= size {
-            weigh::<S, R, 4>(&scores, keys, values + d, to.map(|to| to.add(d)), scale);
-            d += 4 * S::LANES;
-        }
-        while d < size {
-            weigh::<S, R, 1>(&scores, keys, values + d, to.map(|to| to.add(d)), scale);
-            d += S::LANES;
-        }
-        if item.part.is_some() {
-            for i in 0..R {
-                to[i].sub(2).write(most[i]);
-                to[i].sub(1).write(sum[i]);
-            }
-        }
-        R
-    }
-}
-
-/// Turns `count` products into weights e^(scale * product - maximum); returns maximum and sum.
-#[inline(always)]
-unsafe fn soften<S: Isa>(row: &mut [f32; CHUNK], count: usize, scale: f32) -> (f32, f32) {
-    let padded = count.next_multiple_of(S::LANES);
-    // The padding repeats a real product, so that it changes no maximum.
-    let first = row[0];
-    row[count..padded].fill(first);
-    let mut most = S::load(row.as_ptr());
-    let mut i = S::LANES;
-    while i < padded {
-        most = S::max(most, S::load(row.as_ptr().add(i)));
-        i += S::LANES;
-    }
-    let most = S::largest(most) * scale;
-    let (scales, less) = (S::splat(scale), S::splat(-most));
-    i = 0;
-    while i < padded {
-        let to = row.as_mut_ptr().add(i);
-        S::store(to, S::exp(S::fma(S::load(to), scales, less)));
-        i += S::LANES;
-    }
-    row[count..padded].fill(0.0);
-    let mut sum = S::zero();
-    i = 0;
-    while i < padded {
-        sum = S::add(sum, S::load(row.as_ptr().add(i)));
-        i += S::LANES;
-    }
-    (most, S::sum(sum))
-}
-
-/// Sums of values by weight, `D` registers of them from `offset` behind the keys on, times `scale`.
-#[inline(always)]
-unsafe fn weigh<S: Isa, const R: usize, const D: usize>(
-    weights: &[[f32; CHUNK]; R],
-    keys: &[*const f32],
-    offset: usize,
-    to: [*mut f32; R],
-    scale: [f32; R],
-) {
-    let mut acc = [[S::zero(); D]; R];
-    for (i, key) in keys.iter().enumerate() {
-        let from = key.add(offset);
-        let values: [S::V; D] = std::array::from_fn(|j| S::load(from.add(j * S::LANES)));
-        for (row, weights) in acc.iter_mut().zip(weights) {
-            let weight = S::splat(*weights.get_unchecked(i));
-            for (sum, value) in row.iter_mut().zip(values) {
-                *sum = S::fma(weight, value, *sum);
-            }
-        }
-    }
-    for ((row, to), scale) in acc.into_iter().zip(to).zip(scale) {
-        for (j, sum) in row.into_iter().enumerate() {
-            S::store(to.add(j * S::LANES), S::mul(sum, S::splat(scale)));
-        }
+    for d in 0..size {
+        *out.add(d) /= total;
     }
 }

@@ -105,6 +105,50 @@ impl Task for Norm {
     }
 }
 
+/// The same for each head of tokens, in place.
+///
+/// # Safety
+///
+/// x is [tokens, heads, size] with tokens `stride` numbers apart, weight is [size].
+pub unsafe fn norm_heads(
+    pool: &Pool,
+    level: Level,
+    (x, stride): (*mut f32, usize),
+    weight: *const f32,
+    eps: f32,
+    (tokens, heads, size): (usize, usize, usize),
+) {
+    let to = Shared((x, weight));
+    over_rows(pool, level, tokens, heads * size, move |first, last| {
+        let to = to;
+        let (x, weight) = to.0;
+        // SAFETY: tokens of the caller's.
+        let x = unsafe { x.add(first * stride) };
+        HeadNorm { x, stride, weight, eps, tokens: last - first, heads, size }
+    });
+}
+
+struct HeadNorm {
+    x: *mut f32,
+    stride: usize,
+    weight: *const f32,
+    eps: f32,
+    tokens: usize,
+    heads: usize,
+    size: usize,
+}
+
+impl Task for HeadNorm {
+    #[inline(always)]
+    unsafe fn run<S: Isa>(self) {
+        let Self { weight, eps, heads, size, .. } = self;
+        for token in 0..self.tokens {
+            let x = self.x.add(token * self.stride);
+            Norm { x, y: x, weight, eps, rows: heads, width: size }.run::<S>();
+        }
+    }
+}
+
 /// x += y, `count` numbers each.
 ///
 /// # Safety

@@ -3,8 +3,9 @@
 //! * `matrix`: a linear layer over weights that stay as their file stores them. They are unpacked in registers (one
 //!   row) or into the first cache (several) and multiplied with float32 activations, so nothing is rounded that the
 //!   file did not round.
-//! * `attention`: one new token a sequence over keys and values that are read from their pages in place.
+//! * `attention`: new tokens over keys and values that are read from their pages in place.
 //! * `elementwise`: norm, rotary positions and gate, each in one pass.
+//! * `decoder`: layers of all of these, one after the other.
 //! * `pool`: the threads that share this work.
 //! * `isa`: the vector instructions, behind one trait: AVX-512, AVX2, and plain Rust for every other processor.
 //!
@@ -17,6 +18,7 @@
 
 mod attention;
 mod blocks;
+mod decoder;
 mod elementwise;
 mod isa;
 mod matrix;
@@ -24,7 +26,8 @@ mod pool;
 
 pub use attention::{Attention, AttentionError, Rows, Sequences};
 pub use blocks::Format;
-pub use elementwise::{add, rms_norm, rotate, silu_mul};
+pub use decoder::{DecoderError, Layer, Layers, Linear, Norm, Step};
+pub use elementwise::{add, norm_heads, rms_norm, rotate, silu_mul};
 pub use isa::Level;
 pub use matrix::{Matrix, MatrixError};
 pub use pool::Pool;

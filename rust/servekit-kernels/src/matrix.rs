@@ -116,6 +116,12 @@ impl Matrix {
         });
     }
 
+    /// Outputs and inputs.
+    #[must_use]
+    pub fn shape(&self) -> (usize, usize) {
+        (self.rows, self.width)
+    }
+
     unsafe fn row<B: Blocks>(&self, row: usize) -> *const u8 {
         self.weights.add(row * (self.width / B::WEIGHTS) * B::BYTES)
     }

@@ -7,7 +7,9 @@
 use std::sync::Arc;
 
 use pyo3::prelude::*;
-use servekit_kernels::{self as kernels, Attention, Format, Level, Matrix, Pool, Rows, Sequences};
+use servekit_kernels::{
+    self as kernels, Attention, Format, Layer, Layers, Level, Linear, Matrix, Norm, Pool, Rows, Sequences, Step,
+};
 
 use crate::errors::{ResourceError, SettingError};
 
@@ -116,7 +118,26 @@ impl StoredMatrix {
     }
 }
 
-/// Attention of one new token a sequence over pages.
+/// Sequences of a step: arrays of int64 and how many there are.
+#[derive(FromPyObject)]
+struct SequencesAt {
+    count: usize,
+    firsts: usize,
+    counts: usize,
+    lengths: usize,
+    tables: usize,
+    width: usize,
+}
+
+impl SequencesAt {
+    fn with(&self, window: usize) -> Sequences {
+        let Self { count, width, .. } = *self;
+        let (firsts, counts, lengths) = (self.firsts as _, self.counts as _, self.lengths as _);
+        Sequences { count, firsts, counts, lengths, tables: self.tables as _, width, window }
+    }
+}
+
+/// Attention of new tokens over pages.
 #[pyclass(frozen, module = "servekit._core")]
 pub(crate) struct PagedAttention {
     inner: Arc<Inner>,
@@ -135,7 +156,7 @@ impl PagedAttention {
     fn store(&self, py: Python<'_>, layer: usize, kv: usize, stride: usize, places: usize, count: usize) {
         py.detach(|| {
             // SAFETY: the stub's promise.
-            unsafe { self.attention.store(layer as _, kv as _, stride, places as _, count) };
+            unsafe { self.attention.store(&self.inner.pool, layer as _, (kv as _, stride), places as _, count) };
         });
     }
 
@@ -148,20 +169,88 @@ impl PagedAttention {
         q_stride: usize,
         out: usize,
         out_stride: usize,
-        tokens: usize,
-        lengths: usize,
-        tables: usize,
-        width: usize,
-        count: usize,
+        sequences: SequencesAt,
         window: usize,
     ) {
         py.detach(|| {
             let Inner { pool, level } = &*self.inner;
-            let sequences =
-                Sequences { count, tokens: tokens as _, lengths: lengths as _, tables: tables as _, width, window };
             let rows = Rows { q: q as _, q_stride, out: out as _, out_stride };
             // SAFETY: the stub's promise.
-            unsafe { self.attention.attend(pool, *level, layer as _, sequences, rows) };
+            unsafe { self.attention.attend(pool, *level, layer as _, sequences.with(window), rows) };
+        });
+    }
+}
+
+/// A decoder layer's parts, as `servekit.engine.native_decoder` names them.
+#[derive(FromPyObject)]
+struct LayerAt<'py> {
+    attention_norm: (usize, f32),
+    qkv: Vec<PyRef<'py, StoredMatrix>>,
+    head_norms: Option<[(usize, f32); 2]>,
+    pages: usize,
+    window: usize,
+    output: Vec<PyRef<'py, StoredMatrix>>,
+    ffn_norm: (usize, f32),
+    gate_up: Vec<PyRef<'py, StoredMatrix>>,
+    down: Vec<PyRef<'py, StoredMatrix>>,
+}
+
+impl LayerAt<'_> {
+    fn layer(&self) -> PyResult<Layer> {
+        let norm = |(weight, eps)| Norm { weight: weight as _, eps };
+        let linear = |parts: &[PyRef<'_, StoredMatrix>]| {
+            Linear::new(parts.iter().map(|part| part.matrix).collect())
+                .map_err(|error| SettingError::new_err(error.to_string()))
+        };
+        Ok(Layer {
+            attention_norm: norm(self.attention_norm),
+            qkv: linear(&self.qkv)?,
+            head_norms: self.head_norms.map(|two| two.map(norm)),
+            pages: self.pages as _,
+            window: self.window,
+            output: linear(&self.output)?,
+            ffn_norm: norm(self.ffn_norm),
+            gate_up: linear(&self.gate_up)?,
+            down: linear(&self.down)?,
+        })
+    }
+}
+
+/// The layers of a decoder, one after the other in one call.
+#[pyclass(frozen, module = "servekit._core")]
+pub(crate) struct DecoderLayers {
+    inner: Arc<Inner>,
+    layers: Layers,
+}
+
+#[pymethods]
+impl DecoderLayers {
+    #[new]
+    fn new(attention: &PagedAttention, hidden: usize, layers: Vec<LayerAt<'_>>) -> PyResult<Self> {
+        let layers = layers.iter().map(LayerAt::layer).collect::<PyResult<_>>()?;
+        // SAFETY: the stub's promise.
+        let layers = unsafe { Layers::new(attention.attention, hidden, layers) }
+            .map_err(|error| SettingError::new_err(error.to_string()))?;
+        Ok(Self { inner: Arc::clone(&attention.inner), layers })
+    }
+
+    #[allow(clippy::too_many_arguments, reason = "flat arguments cost Python least")]
+    fn run(
+        &self,
+        py: Python<'_>,
+        x: usize,
+        count: usize,
+        cos: usize,
+        sin: usize,
+        places: usize,
+        sequences: SequencesAt,
+    ) {
+        py.detach(|| {
+            let Inner { pool, level } = &*self.inner;
+            let (cos, sin, places) = (cos as _, sin as _, places as _);
+            let step = Step { x: x as _, count, cos, sin, places, sequences: sequences.with(0) };
+            // SAFETY: the stub's promise.
+            unsafe { self.layers.run(pool, *level, step) };
         });
     }
 }

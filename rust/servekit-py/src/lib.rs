@@ -45,7 +45,7 @@ mod _core {
     #[pymodule_export]
     use crate::fanout::SocketMapping;
     #[pymodule_export]
-    use crate::kernels::{KernelPool, PagedAttention, StoredMatrix};
+    use crate::kernels::{DecoderLayers, KernelPool, PagedAttention, StoredMatrix};
     #[pymodule_export]
     use crate::plane::ControlPlane;
     #[pymodule_export]

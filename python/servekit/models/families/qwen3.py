@@ -4,12 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
 from servekit.models.decoder import DecoderConfig, DecoderLayer, Family, SelfAttention
 from servekit.models.families.qwen2 import read_windows
-from servekit.models.layers import RMSNorm
-from servekit.models.tensor_loader import TensorLoader
 from servekit.models.weights import GgufSource
 
 GGUF_NORMS = {
@@ -21,15 +17,7 @@ GGUF_NORMS = {
 class Qwen3Attention(SelfAttention):
     """With norms."""
 
-    def __init__(self, config: DecoderConfig, index: int, load: TensorLoader, at: str) -> None:
-        super().__init__(config, index, load, at)
-        self.q_norm = RMSNorm(load.tensor(at + "q_norm.weight", config.head_size), config.norm_eps)
-        self.k_norm = RMSNorm(load.tensor(at + "k_norm.weight", config.head_size), config.norm_eps)
-
-    def prepare_(self, qkv: torch.Tensor) -> None:
-        q, k, _ = qkv.split((self.heads, self.kv_heads, self.kv_heads), 1)
-        q.copy_(self.q_norm(q))
-        k.copy_(self.k_norm(k))
+    heads_normed = True
 
 
 class Qwen3Layer(DecoderLayer):
