@@ -299,6 +299,18 @@ class StatePage:
             pid: its process id.
         """
 
+    def relay_rank(self, index: int, epoch: int, pulse_age_s: float, phase: str, phase_age_s: float, step: int) -> None:
+        """Show what was told of a rank on another machine, in place of the rank, which can't write here.
+
+        Args:
+            index, epoch: the rank, and which life of it this is.
+            pulse_age_s: seconds since its last pulse.
+            phase, phase_age_s, step: what its engine does, since how many seconds, and in which step.
+
+        Raises:
+            SettingError: an unknown phase.
+        """
+
     def end_process(self, role: str, index: int) -> None:
         """Note that a process has ended: it holds nothing any more, what it counted stays.
 
@@ -848,6 +860,7 @@ class ControlPlane:
         max_queued_tokens: int | None = None,
         max_requests_per_worker: int | None = None,
         resume_memory: int = ...,
+        remote: tuple[str, int, list[tuple[int, int]]] | None = None,
     ) -> ControlPlane:
         """A plane that does not run yet.
 
@@ -866,6 +879,9 @@ class ControlPlane:
             max_queued_tokens: most prompt tokens that wait to be computed, None for any number.
             max_requests_per_worker: most requests in flight of one worker, None for any number.
             resume_memory: most bytes of requests' frames that are kept until the requests end, 256 MiB if not given.
+            remote: for ranks on other machines, the secret CURVE key of the sockets where they come in, the descriptor
+                of the one that takes what they send, and each such rank with that of the one where it fetches. All
+                listen on TCP and do not block; they belong to the plane once it starts.
 
         Raises:
             SettingError: one of them is out of range.

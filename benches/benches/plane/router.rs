@@ -51,6 +51,7 @@ pub(crate) fn start(folder: &Path, workers: usize, shards: usize, tokenizer: Opt
         build: "bench".to_owned(),
         max_unacknowledged: MAX_UNACKNOWLEDGED,
         endpoints: None,
+        remote: None,
     })
     .expect("settings");
     plane.start().expect("a plane");

@@ -18,7 +18,7 @@ class PortArgs(msgspec.Struct, kw_only=True, frozen=True):
         worker_epochs: epoch of each HTTP worker.
         rank_epochs: epoch of each rank.
         tokenizer_file: `tokenizer.json` that workers, control and ranks load.
-        stores: host and port of each replica where its ranks meet; none where a replica is one rank.
+        tcp: host and port of sockets, by name: where the ranks of a replica meet, and those of other nodes.
     """
 
     run_dir: str
@@ -31,10 +31,14 @@ class PortArgs(msgspec.Struct, kw_only=True, frozen=True):
     worker_epochs: list[int]
     rank_epochs: list[int]
     tokenizer_file: str
-    stores: list[str] = []
+    tcp: dict[str, str] = {}
 
     def address(self, name: str) -> str:
-        """ZeroMQ address of a socket in the run directory, such as `ingress.ipc`."""
+        """ZeroMQ address of a socket such as `ingress.ipc`: in the run directory, or on another node."""
+        return f"tcp://{self.tcp[name]}" if name in self.tcp else self.own_address(name)
+
+    def own_address(self, name: str) -> str:
+        """ZeroMQ address at which a process of this node listens for others of it."""
         return f"ipc://{self.run_dir}/{name}"
 
 
@@ -57,6 +61,11 @@ def orders_ipc(replica: int, world: int) -> str:
 def offers_ipc(replica: int) -> str:
     """File name of the socket on which the first leader of a replica hears the others."""
     return f"offers{replica}.ipc"
+
+
+def store_name(replica: int) -> str:
+    """Name of the socket on which the ranks of a replica meet."""
+    return f"store{replica}"
 
 
 def results_ipc(dp: int) -> str:

@@ -14,13 +14,22 @@ import msgspec
 
 from servekit.config.server_args import ConfigError, ServerArgs
 
-ENVIRONMENT = ("SERVEKIT_API_KEY", "SERVEKIT_ADMIN_API_KEY", "SERVEKIT_SSL_KEYFILE_PASSWORD")
+CLUSTER_SECRET = "SERVEKIT_CLUSTER_SECRET"  # noqa: S105 (the name)
+"""Variable with the secret that all nodes share, for those who have no file of it."""
+ENVIRONMENT = ("SERVEKIT_API_KEY", "SERVEKIT_ADMIN_API_KEY", "SERVEKIT_SSL_KEYFILE_PASSWORD", CLUSTER_SECRET)
 """Variables that hold secrets; children do not inherit them."""
 HIDDEN = "***"
 """What stands in the flags in place of a secret."""
 
 _KEY = re.compile(r"[\x21-\x7e]{1,1024}")
 _MAX_FILE = 1 << 20
+
+
+class Keys(msgspec.Struct, frozen=True):
+    """A pair of CURVE keys in Z85: the sockets that listen have both, the ones that connect use the public one."""
+
+    public: str
+    secret: str
 
 
 class Secrets(msgspec.Struct, kw_only=True, frozen=True):

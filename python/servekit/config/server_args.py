@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from pathlib import Path
 
@@ -63,7 +64,13 @@ class ServerArgs(msgspec.Struct, kw_only=True, frozen=True):
         expert_parallel_size: parts of the tensor group among which the experts of a mixture are split.
         moe_data_parallel_size: parts of the tensor group with all experts each.
         nnodes: machines, each with an equal part of the ranks.
-        dist_timeout: seconds that the ranks of a group wait for each other, at the start and in a step.
+        node_rank: which of them this one is; node 0 answers HTTP.
+        dist_init_addr: host and port where node 0 is met by the others.
+        dist_timeout: seconds that nodes, and the ranks of a group, wait for each other, at the start and in a step.
+        node_ip: address of this machine for the other nodes; None is the one from which it reaches node 0.
+        dist_port_range: ports for the sockets between nodes, such as 40000-40100; None is any.
+        health_port: where nodes other than 0 tell at `host` how their ranks are; None tells it nowhere.
+        cluster_secret_file: file with the secret that all nodes share.
         base_gpu_id, gpu_id_step: first device of each machine, and how far it is to the next.
         load_balance_method: how a request finds its rank.
         rank_wait_timeout: seconds that a request waits for a rank to become active.
@@ -128,7 +135,13 @@ class ServerArgs(msgspec.Struct, kw_only=True, frozen=True):
     expert_parallel_size: int = 1
     moe_data_parallel_size: int = 1
     nnodes: int = 1
+    node_rank: int = 0
+    dist_init_addr: str | None = None
     dist_timeout: float = 600.0
+    node_ip: str | None = None
+    dist_port_range: str | None = None
+    health_port: int | None = None
+    cluster_secret_file: str | None = None
     base_gpu_id: int = 0
     gpu_id_step: int = 1
     load_balance_method: str = "auto"
@@ -191,9 +204,21 @@ class ServerArgs(msgspec.Struct, kw_only=True, frozen=True):
                 raise ConfigError(f"--mock-script: there is no file {self.mock_script!r}")
         if self.pp_layer_partition is not None and not re.fullmatch(r"\d{1,5}(,\d{1,5})*", self.pp_layer_partition):
             raise ConfigError(f"--pp-layer-partition must be numbers such as 10,10,12, not {self.pp_layer_partition!r}")
+        self._validate_nodes()
         self._validate_http()
         if self.max_total_tokens is not None and self.max_total_tokens < self.page_size:
             raise ConfigError(f"--max-total-tokens {self.max_total_tokens} is less than a page of {self.page_size}")
+
+    def _validate_nodes(self) -> None:
+        if self.node_rank >= self.nnodes:
+            raise ConfigError(f"--node-rank {self.node_rank}: --nnodes {self.nnodes} are numbered from 0")
+        if self.nnodes > 1 and self.dist_init_addr is None:
+            raise ConfigError(f"--nnodes {self.nnodes} needs --dist-init-addr, where node 0 is met: 10.0.0.1:5000")
+        if self.node_ip is not None:
+            try:
+                ipaddress.ip_address(self.node_ip)
+            except ValueError:
+                raise ConfigError(f"--node-ip must be an IPv4 or IPv6 address, not {self.node_ip!r}") from None
 
     @property
     def partition(self) -> tuple[int, ...]:
@@ -233,6 +258,8 @@ _RANGES: dict[str, tuple[float, float]] = {
     "expert_parallel_size": (1, MAX_RANKS),
     "moe_data_parallel_size": (1, MAX_RANKS),
     "nnodes": (1, MAX_RANKS),
+    "node_rank": (0, MAX_RANKS - 1),
+    "health_port": (0, 65535),
     "pp_max_micro_batch_size": (1, 1 << 20),
     "dist_timeout": (1, 86400),
     "base_gpu_id": (0, MAX_RANKS),
@@ -270,6 +297,10 @@ _NOT_EMPTY = (
     "ssl_ca_certs",
     "api_key_file",
     "admin_api_key",
+    "dist_init_addr",
+    "node_ip",
+    "dist_port_range",
+    "cluster_secret_file",
 )
 
 CHOICES: dict[str, tuple[str, ...]] = {

@@ -9,6 +9,7 @@ import threading
 import time
 
 from servekit import _core
+from servekit.config.port_args import EGRESS, rank_ipc
 from servekit.runtime.child import ChildContext
 from servekit.runtime.logs import set_level
 
@@ -74,7 +75,20 @@ def create_plane(ctx: ChildContext) -> _core.ControlPlane:
         max_queued_tokens=args.max_queued_tokens,
         max_requests_per_worker=args.max_requests_per_worker,
         resume_memory=args.resume_memory,
+        remote=_remote(ctx),
     )
+
+
+def _remote(ctx: ChildContext) -> tuple[str, int, list[tuple[int, int]]] | None:
+    """Key and sockets for ranks on other nodes, if there are any."""
+    if ctx.keys is None or EGRESS not in ctx.sockets:
+        return None
+    ranks = [
+        (rank, ctx.sockets[rank_ipc(rank)])
+        for rank in range(len(ctx.config.port_args.rank_epochs))
+        if rank_ipc(rank) in ctx.sockets
+    ]
+    return ctx.keys.secret, ctx.sockets[EGRESS], ranks
 
 
 def _obey(ctx: ChildContext, plane: _core.ControlPlane, command: dict[str, object]) -> bool:

@@ -22,7 +22,7 @@ from setproctitle import setproctitle
 
 from servekit import _core
 from servekit.config import Config, SchedulerInfo
-from servekit.config.secrets import Secrets
+from servekit.config.secrets import Keys, Secrets
 from servekit.runtime import logs
 from servekit.runtime.channel import Channel
 from servekit.runtime.placement import take_cores
@@ -52,7 +52,9 @@ class Boot(msgspec.Struct, frozen=True):
         title: the process title.
         entry: what runs, as `module:function`; it is given a `ChildContext`.
         rank: place in the table of ranks, -1 if it is none.
-        store: descriptor of the socket on which the ranks of its replica meet, -1 if another one keeps it.
+        sockets: descriptors of TCP sockets that listen for others, by name: where the ranks of a replica meet, for the
+            one that keeps their store, and those for processes on other nodes.
+        cleans: whether it removes what main owned once that is gone.
     """
 
     main_pid: int
@@ -68,7 +70,15 @@ class Boot(msgspec.Struct, frozen=True):
     title: str = ""
     entry: str = ""
     rank: int = -1
-    store: int = -1
+    sockets: dict[str, int] = {}
+    cleans: bool = False
+
+
+class Told(msgspec.Struct, frozen=True):
+    """What main tells a child on their line when it may begin: what must not be written anywhere."""
+
+    secrets: Secrets = Secrets()
+    keys: Keys | None = None
 
 
 class ChildContext:
@@ -84,24 +94,25 @@ class ChildContext:
         listener: an HTTP worker's listening socket, None for other roles.
         secrets: keys, for HTTP workers; other roles are told none.
         sizes: of the groups of ranks.
-        store: see `Boot`.
+        sockets: see `Boot`.
+        keys: of the sockets between nodes, None where there is one node, or for an HTTP worker.
         sharing: ranks that share the cores of this one.
     """
 
-    def __init__(self, role: str, index: int, boot: Boot, config: Config, channel: Channel, secrets: Secrets) -> None:
+    def __init__(self, role: str, index: int, boot: Boot, config: Config, channel: Channel, told: Told) -> None:
         self.role, self.index, self.title = role, index, boot.title
         self.epoch = boot.epoch
         self.config = config
-        self.secrets = secrets
+        self.secrets, self.keys = told.secrets, told.keys
         self.state_page = _core.StatePage.open(config.port_args.state_page)
         self.listener = socket.socket(fileno=boot.listener) if boot.listener >= 0 else None
-        self.sizes, self.store = Sizes.of(config.server_args), boot.store
+        self.sizes, self.sockets = Sizes.of(config.server_args), boot.sockets
         self._boot, self._channel = boot, channel
         ranks = make_ranks(self.sizes) if boot.rank >= 0 else []
         self._rank = ranks[boot.rank] if ranks else None
-        self.sharing = len(ranks)
+        here = [place for place, rank in enumerate(ranks) if self._rank and rank.node == self._rank.node]
+        self.sharing = len(here)
         if self.sizes.world > 1 and self._rank is not None:
-            here = [place for place, rank in enumerate(ranks) if rank.node == self._rank.node]
             self.sharing = take_cores(here.index(boot.rank), len(here))
 
     @property
@@ -180,15 +191,15 @@ def main() -> NoReturn:
     boot = msgspec.json.decode(sys.argv[3], type=Boot)
     channel = Channel(socket.socket(fileno=boot.channel))
     setproctitle(boot.title)
-    _follow_parent(role, boot)
+    _follow_parent(boot)
     faulthandler.enable()
     faulthandler.register(STACKS_SIGNAL)
     logs.configure(boot.title, boot.epoch, boot.log_level, boot.log_format)
     status = 1
     try:
         run = _entry(boot.entry)
-        secrets = _wait_for_begin(channel)
-        run(ChildContext(role, index, boot, read_from_shared_memory(boot.config, Config), channel, secrets))
+        told = _wait_for_begin(channel)
+        run(ChildContext(role, index, boot, read_from_shared_memory(boot.config, Config), channel, told))
         status = 0
     except SystemExit as error:
         status = error.code if isinstance(error.code, int) else 1
@@ -200,14 +211,14 @@ def main() -> NoReturn:
     os._exit(status)
 
 
-def _follow_parent(role: str, boot: Boot) -> None:
+def _follow_parent(boot: Boot) -> None:
     """End with main, whichever way main ends."""
-    # Killed by the parent-death signal, control could not clean up behind main.
-    if role != CONTROL:
+    # Killed by the parent-death signal, nobody could clean up behind main.
+    if not boot.cleans:
         _core.set_parent_death_signal(signal.SIGKILL)
-    _core.watch_death_pipe(boot.death_pipe, _owned_by_main(boot) if role == CONTROL else [])
-    if role != CONTROL and os.getppid() != boot.main_pid:
-        # Main died before the signal was set; control learns it from the pipe.
+    _core.watch_death_pipe(boot.death_pipe, _owned_by_main(boot) if boot.cleans else [])
+    if not boot.cleans and os.getppid() != boot.main_pid:
+        # Main died before the signal was set; who cleans up learns it from the pipe.
         os._exit(1)
 
 
@@ -225,7 +236,7 @@ def _entry(name: str) -> Callable[[ChildContext], None]:
     return run
 
 
-def _wait_for_begin(channel: Channel) -> Secrets:
+def _wait_for_begin(channel: Channel) -> Told:
     """Wait until main has written the configuration; what it says beside it.
 
     Raises:
@@ -236,7 +247,7 @@ def _wait_for_begin(channel: Channel) -> Secrets:
         if "stop" in messages:
             break
         if "begin" in messages:
-            return msgspec.convert(messages["begin"].get("secrets", {}), Secrets)
+            return msgspec.convert(messages["begin"], Told)
     raise SystemExit(0)
 
 

@@ -9,6 +9,8 @@ import socket
 import subprocess
 import sys
 import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -51,14 +53,12 @@ class DeathPipe:
         os.close(self._write_end)
 
 
-class Child:
-    """A running child.
+class Process(ABC):
+    """A process that main supervises.
 
     Attributes:
-        role, index, epoch, title: which one it is.
-        pid: its process id; safe to signal until `reap` has returned a status.
-        pidfd: descriptor that is readable when it has ended, -1 where the system has none.
-        channel: the line to it.
+        role, index, title: which one it is.
+        pid: its process id on its machine, 0 while that is not known.
         started: when it was started, in seconds of the monotonic clock.
         ready_after: seconds from start to ready, None before that.
         info: what it told when it was ready.
@@ -67,6 +67,65 @@ class Child:
         last_news: when it was last heard of, in seconds of the monotonic clock.
         status: exit status, negative for a signal; None while it runs.
         rank: its place in the table of ranks, -1 if it is none.
+        fate: how it ended, in words, where its status does not tell.
+    """
+
+    def __init__(self, role: str, index: int, title: str, rank: int) -> None:
+        self.role, self.index, self.title, self.rank = role, index, title, rank
+        self.pid = 0
+        self.started = self.last_news = time.monotonic()
+        self.ready_after: float | None = None
+        self.info: dict[str, Any] = {}
+        self.announced = False
+        self.failure: str | None = None
+        self.status: int | None = None
+        self.fate: str | None = None
+
+    @abstractmethod
+    def command(self, command: str, **fields: Any) -> bool:
+        """Send a command; False if the process can't hear it any more."""
+
+    @abstractmethod
+    def reap(self) -> int | None:
+        """Exit status if it has ended, negative for a signal, else None."""
+
+    @abstractmethod
+    def kill(self) -> None:
+        """SIGKILL, if it still runs."""
+
+    @abstractmethod
+    def write_stacks(self) -> None:
+        """Have it write what its threads are doing, if it still runs and can."""
+
+    @abstractmethod
+    def wait(self, timeout: float) -> int | None:
+        """Wait at most that many seconds for its end; its status, or None if it still runs."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of what is held of it, once it has ended."""
+
+    def how_it_ended(self) -> str:
+        """Status or signal in words, such as `was killed by SIGKILL`."""
+        if self.fate is not None:
+            return self.fate
+        if self.status is None:
+            return "still runs"
+        if self.status < 0:
+            try:
+                return f"was killed by {signal.Signals(-self.status).name}"
+            except ValueError:
+                return f"was killed by signal {-self.status}"
+        return f"ended with status {self.status}"
+
+
+class Child(Process):
+    """A running child.
+
+    Attributes:
+        epoch: which life of its role and index it is.
+        pidfd: descriptor that is readable when it has ended, -1 where the system has none.
+        channel: the line to it.
     """
 
     def __init__(
@@ -75,7 +134,7 @@ class Child:
         index: int,
         boot: Boot,
         listener: socket.socket | None = None,
-        store: socket.socket | None = None,
+        sockets: Mapping[str, socket.socket] = {},
     ) -> None:
         """Start it from the main thread: the parent-death signal is tied to the thread that forks.
 
@@ -83,24 +142,19 @@ class Child:
             role, index: which child.
             boot: what it is told, without the descriptors of its sockets.
             listener: an HTTP worker's socket; the caller closes its copy.
-            store: where the ranks of a replica meet, for the one that keeps it; likewise.
+            sockets: see `Boot.sockets`; likewise.
         """
-        self.role, self.index, self.epoch = role, index, boot.epoch
-        self.title, self.rank = boot.title, boot.rank
-        self.started = self.last_news = time.monotonic()
-        self.ready_after: float | None = None
-        self.info: dict[str, Any] = {}
-        self.announced = False
-        self.failure: str | None = None
-        self.status: int | None = None
+        super().__init__(role, index, boot.title, boot.rank)
+        self.epoch = boot.epoch
         ours, theirs = socket.socketpair()
         boot = msgspec.structs.replace(
             boot,
             channel=theirs.fileno(),
             listener=-1 if listener is None else listener.fileno(),
-            store=-1 if store is None else store.fileno(),
+            sockets={name: each.fileno() for name, each in sockets.items()},
         )
-        passed = [fd for fd in (boot.channel, boot.death_pipe, boot.listener, boot.store) if fd >= 0]
+        kept = (boot.channel, boot.death_pipe, boot.listener, *boot.sockets.values())
+        passed = [fd for fd in kept if fd >= 0]
         arguments = [role, str(index), msgspec.json.encode(boot).decode()]
         # Blocked signals stay blocked across exec, so none can end a child before it ignores them.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
@@ -154,16 +208,5 @@ class Child:
             os.close(self.pidfd)
             self.pidfd = -1
 
-    def how_it_ended(self) -> str:
-        """Status or signal in words, such as `was killed by SIGKILL`."""
-        if self.status is None:
-            return "still runs"
-        if self.status < 0:
-            try:
-                return f"was killed by {signal.Signals(-self.status).name}"
-            except ValueError:
-                return f"was killed by signal {-self.status}"
-        return f"ended with status {self.status}"
 
-
-__all__ = ["CONTROL", "FOLLOWER", "HTTP", "SCHEDULER", "Child", "DeathPipe"]
+__all__ = ["CONTROL", "FOLLOWER", "HTTP", "SCHEDULER", "Child", "DeathPipe", "Process"]

@@ -114,6 +114,12 @@ class Rank(NamedTuple):
     dp: int
 
 
+def title_of(rank: Rank, sizes: Sizes) -> str:
+    """Title of a rank's process."""
+    where = f"dp={rank.dp},pp={rank.pp},tp={rank.tp}" if sizes.world > 1 else f"dp={rank.dp}"
+    return f"servekit::scheduler[{where}]"
+
+
 def make_ranks(sizes: Sizes) -> list[Rank]:
     """Every rank of every node, replica by replica, in the order of their world ranks.
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from servekit.runtime.launcher import HTTP, SCHEDULER, Child
+from servekit.runtime.launcher import HTTP, SCHEDULER, Process
 from servekit.runtime.phase import Phase
 from servekit.runtime.watch import Ended, Signal
 
@@ -57,7 +57,7 @@ def at_once(server: Server, reason: str) -> None:
     end_children(server, STOP_S)
 
 
-def goes_on(server: Server, dead: Child) -> bool:
+def goes_on(server: Server, dead: Process) -> bool:
     """Part with the replica of a rank that died, if there are others.
 
     All ranks of its group are killed, for they can't even end without the dead one; control takes them out of the
@@ -87,7 +87,7 @@ def goes_on(server: Server, dead: Child) -> bool:
     return True
 
 
-def _end_group(server: Server, dead: Child) -> None:
+def _end_group(server: Server, dead: Process) -> None:
     control = server.control
     for child in server.group_of(dead):
         child.kill()
@@ -97,7 +97,7 @@ def _end_group(server: Server, dead: Child) -> None:
             control.command("rank_down", rank=dp, reason=f"{dead.title} {dead.how_it_ended()}")
 
 
-def after_death(server: Server, dead: Child) -> int:
+def after_death(server: Server, dead: Process) -> int:
     """Log a child's death, end the streams with an error event, end the rest.
 
     Returns:
@@ -144,7 +144,7 @@ def end_children(server: Server, grace_s: float) -> None:
         grace_s: seconds between the word and the kill; 0 kills at once.
     """
 
-    def living() -> list[Child]:
+    def living() -> list[Process]:
         return [child for child in server.children if child.reap() is None]
 
     if grace_s > 0:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from servekit.config import SchedulerInfo
-from servekit.runtime.launcher import SCHEDULER, Child
+from servekit.runtime.launcher import SCHEDULER, Process
 from servekit.runtime.listen import url_of
 from servekit.runtime.phase import Phase
 from servekit.runtime.progress import Progress
@@ -73,7 +73,7 @@ def start(server: Server) -> int | None:
     return None
 
 
-def _deadline(child: Child) -> float:
+def _deadline(child: Process) -> float:
     return child.last_news + SILENCE_S[child.role]
 
 

@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from setproctitle import setproctitle
@@ -22,11 +22,15 @@ from servekit.config import Config, ConfigError, ModelError, PortArgs, Scheduler
 from servekit.config.secrets import Secrets, take_secrets
 from servekit.config.tls import check_tls
 from servekit.runtime import logs
-from servekit.runtime.child import Boot
+from servekit.runtime.child import Boot, Told
 from servekit.runtime.descriptors import raise_descriptor_limit
-from servekit.runtime.launcher import CONTROL, FOLLOWER, HTTP, SCHEDULER, Child, DeathPipe
+from servekit.runtime.launcher import CONTROL, FOLLOWER, HTTP, SCHEDULER, Child, DeathPipe, Process
 from servekit.runtime.listen import ListenError, UnixListener, listen
-from servekit.runtime.ranks import Rank, Sizes, make_ranks
+from servekit.runtime.nodes.addresses import LOOPBACK
+from servekit.runtime.nodes.lines import CONTROL as CONTROL_PLACE
+from servekit.runtime.nodes.lines import Listeners, make_lines, reached_by_tcp
+from servekit.runtime.phase import Phase
+from servekit.runtime.ranks import Rank, Sizes, make_ranks, title_of
 from servekit.runtime.run_dir import RunDir, RunDirError, create_run_dir
 from servekit.runtime.shared_memory import (
     SegmentError,
@@ -39,6 +43,10 @@ from servekit.runtime.shutdown import OK, after_death, at_once, drain, end_child
 from servekit.runtime.startup import StartError, announce, start
 from servekit.runtime.watch import Ended, Message, Signal, Stopped, Watch
 from servekit.runtime.watchdog import LOOK_EVERY_S, Watchdog
+
+if TYPE_CHECKING:
+    from servekit.runtime.nodes.head import Head
+    from servekit.runtime.nodes.member import Member
 
 logger = logging.getLogger("servekit.runtime")
 
@@ -58,7 +66,9 @@ class Server:
         config: what the children are told.
         state_page: the state page.
         sizes, ranks: the groups of ranks, and every rank.
-        children: every child that was started, dead ones included.
+        children: every child that was started, and on node 0 the ranks of other nodes; dead ones included.
+        head: on node 0 of several, the others as it sees them; else None.
+        member: on another node, node 0 as that one sees it; else None.
         lost: replicas of which a rank has died.
         watch: where main waits.
     """
@@ -77,22 +87,27 @@ class Server:
         self.sizes = Sizes.of(args)
         self.ranks = make_ranks(self.sizes)
         self._secrets = secrets
-        self.children: list[Child] = []
+        self.children: list[Process] = []
         self.lost: set[int] = set()
         self._stack = stack
         self._pid = os.getpid()
         self.watch = Watch()
         stack.callback(self.watch.close)
         self._port = 0
-        if args.uds is not None:
+        self.listeners: list[socket.socket] = []
+        if not self.is_head:
+            pass
+        elif args.uds is not None:
             unix = UnixListener(args.uds, int(args.uds_mode, 8), args.tokenizer_workers)
             stack.callback(unix.remove)
             self.listeners = unix.sockets
         else:
             self.listeners = listen(args.host, args.port, args.tokenizer_workers)
             self._port = self.listeners[0].getsockname()[1]
-        # Where the ranks of each replica meet.
-        self._stores = [_loopback_socket() for _ in range(self.sizes.replicas if self.sizes.world > 1 else 0)]
+        self._lines = make_lines(self.sizes, self.ranks)
+        self.head: Head | None = None
+        self.member: Member | None = None
+        self._sockets = self._find_nodes(stack)
         stack.callback(self._close_listeners)
         sweep_segments()
         self.run_dir: RunDir = create_run_dir()
@@ -100,12 +115,49 @@ class Server:
         self.death_pipe = DeathPipe()
         stack.callback(self.death_pipe.close)
 
+    @property
+    def nodes(self) -> Head | Member | None:
+        """The line to the other nodes, None if there are none."""
+        return self.head or self.member
+
+    def _find_nodes(self, stack: contextlib.ExitStack) -> Listeners:
+        """Open the line to the other nodes, if there are any; the TCP sockets of this one."""
+        if self.sizes.nodes == 1:
+            return Listeners(self._lines, 0, LOOPBACK)
+        # ZeroMQ comes with it, which a main alone has no use for.
+        from servekit.runtime.nodes.head import Head
+        from servekit.runtime.nodes.meeting import find_place
+        from servekit.runtime.nodes.member import Member
+
+        place = find_place(self.args, self._lines)
+        line: Head | Member
+        if self.is_head:
+            line = self.head = Head(self.args, self.sizes, self.ranks, place)
+        else:
+            line = self.member = Member(self.args, place)
+        stack.push(line.leave)
+        self.watch.attach(line)
+        return place.listeners
+
+    @property
+    def is_head(self) -> bool:
+        """Whether this is node 0, which has control and the HTTP workers."""
+        return self.args.node_rank == 0
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether all its ranks have been ready."""
+        return self.state_page.phase == Phase.READY
+
     def _make_config(self) -> Config:
         from servekit.config.model_source import resolve_model
 
         args, pid = self.args, self._pid
         with self.watch.interruptible():
             model = resolve_model(args, self.run_dir.path)
+        if self.nodes is not None:
+            self.nodes.meet(self, model)
+        addresses = self._sockets.addresses if self.nodes is None else self.nodes.addresses
         ports = PortArgs(
             run_dir=str(self.run_dir.path),
             main_pid=pid,
@@ -117,29 +169,30 @@ class Server:
             worker_epochs=[FIRST_EPOCH] * args.tokenizer_workers,
             rank_epochs=[FIRST_EPOCH] * args.data_parallel_size,
             tokenizer_file=model.tokenizer_file,
-            stores=self._addresses,
+            tcp=reached_by_tcp(self._lines, args.node_rank, addresses),
         )
         return Config(args, ports, model)
 
     def start_children(self) -> None:
         """Start every child at once. They load their modules while main looks for the model."""
         self._stack.callback(self._kill_children)
-        self._addresses = ["{}:{}".format(*store.getsockname()) for store in self._stores]
-        self._start(CONTROL, 0, "servekit::control")
+        if self.is_head:
+            self._start(CONTROL, 0, "servekit::control", sockets=self._sockets.of(CONTROL_PLACE))
         for place, rank in enumerate(self.ranks):
-            self._start_rank(place, rank)
-        for worker in range(self.args.tokenizer_workers):
-            self._start(HTTP, worker, f"servekit::http[{worker}]", listener=self.listeners[worker])
+            if rank.node == self.args.node_rank:
+                self._start_rank(place, rank)
+        for worker, listener in enumerate(self.listeners):
+            self._start(HTTP, worker, f"servekit::http[{worker}]", listener=listener)
         # A child's death must close its socket, so main keeps no copy.
         self._close_listeners()
+        if self.nodes is not None:
+            self.children += self.nodes.ranks
 
     def _start_rank(self, place: int, rank: Rank) -> None:
-        store = self._stores[rank.replica] if self._stores and rank.world == 0 else None
-        where = f"dp={rank.dp},pp={rank.pp},tp={rank.tp}" if self.sizes.world > 1 else f"dp={rank.dp}"
         role, index = (SCHEDULER, rank.dp) if rank.leader else (FOLLOWER, place)
-        self._start(role, index, f"servekit::scheduler[{where}]", place, store=store)
+        self._start(role, index, title_of(rank, self.sizes), place, sockets=self._sockets.of(place))
 
-    def _start(self, role: str, index: int, title: str, rank: int = -1, **sockets: socket.socket | None) -> None:
+    def _start(self, role: str, index: int, title: str, rank: int = -1, **sockets: Any) -> None:
         boot = Boot(
             main_pid=self._pid,
             epoch=FIRST_EPOCH,
@@ -153,6 +206,8 @@ class Server:
             title=title,
             entry=_ENTRIES.get(role, self._rank_entry),
             rank=rank,
+            # The first child: control, or where there is none a rank.
+            cleans=not self.children,
         )
         child = Child(role, index, boot, **sockets)
         self.children.append(child)
@@ -170,12 +225,16 @@ class Server:
         self._stack.callback(unlink_segment, ports.state_page)
         # Children must be dead before what they write to goes.
         self._stack.callback(self._kill_children)
+        keys = None if self.nodes is None else self.nodes.keys
         for child in self.children:
+            mine = isinstance(child, Child)
             if child.role != FOLLOWER:
-                self.state_page.set_process(child.role, child.index, child.epoch, child.pid)
+                # Process ids of other machines mean something else here.
+                self.state_page.set_process(child.role, child.index, FIRST_EPOCH, child.pid if mine else 0)
             child.last_news = time.monotonic()
-            secrets = {"secrets": msgspec.to_builtins(self._secrets)} if child.role == HTTP else {}
-            child.command("begin", **secrets)
+            if mine:
+                told = Told(secrets=self._secrets) if child.role == HTTP else Told(keys=keys)
+                child.command("begin", **msgspec.to_builtins(told))
 
     def publish(self, info: SchedulerInfo) -> None:
         """Write what the ranks told to the second segment, where the workers find it."""
@@ -183,11 +242,11 @@ class Server:
         os.close(write_to_shared_memory(info, name))
         self._stack.callback(unlink_segment, name)
 
-    def of(self, role: str) -> Iterator[Child]:
-        """Living children of a role."""
+    def of(self, role: str) -> Iterator[Process]:
+        """Living processes of a role, on all nodes that this one knows of."""
         return (child for child in self.children if child.role == role and child.status is None)
 
-    def group_of(self, child: Child) -> list[Child]:
+    def group_of(self, child: Process) -> list[Process]:
         """Living ranks of a rank's replica, its own process too while it lives; none of another child."""
         if child.rank < 0:
             return []
@@ -195,12 +254,12 @@ class Server:
         ranks = [*self.of(SCHEDULER), *self.of(FOLLOWER)]
         return [each for each in ranks if self.ranks[each.rank].replica == replica]
 
-    def is_lost(self, child: Child) -> bool:
+    def is_lost(self, child: Process) -> bool:
         """Whether a child is a rank of a replica that ends or has ended."""
         return child.rank >= 0 and self.ranks[child.rank].replica in self.lost
 
     @property
-    def control(self) -> Child | None:
+    def control(self) -> Process | None:
         """The control process, None when it is dead."""
         return next(self.of(CONTROL), None)
 
@@ -210,8 +269,9 @@ class Server:
         return sum(workers[child.index]["open_streams"] for child in self.of(HTTP))
 
     def _close_listeners(self) -> None:
-        for each in (*self.listeners, *self._stores):
+        for each in self.listeners:
             each.close()
+        self._sockets.close()
 
     def _kill_children(self) -> None:
         end_children(self, grace_s=0.0)
@@ -233,7 +293,6 @@ def serve(args: ServerArgs, rank_entry: str = RANK_ENTRY) -> int:
     logs.configure("servekit::main", 1, args.log_level, args.log_format)
     began = time.monotonic()
     try:
-        _check_built(Sizes.of(args))
         args, secrets = take_secrets(args)
         check_tls(args, secrets)
         raise_descriptor_limit()
@@ -241,11 +300,16 @@ def serve(args: ServerArgs, rank_entry: str = RANK_ENTRY) -> int:
             server = Server(args, secrets, stack, rank_entry)
             server.start_children()
             server.hand_over()
+            if server.member is not None:
+                return server.member.follow(server)
             stopped = start(server)
             if stopped is not None:
                 return _status_of(stopped)
             announce(server, time.monotonic() - began)
-            return _watch_over(server)
+            status = _watch_over(server)
+            if server.head is not None:
+                server.head.status = status
+            return status
     except Stopped as stop:
         return _status_of(stop.number)
     except (ConfigError, ListenError, ModelError, RunDirError, SegmentError, StartError) as error:
@@ -254,23 +318,6 @@ def serve(args: ServerArgs, rank_entry: str = RANK_ENTRY) -> int:
         if error.errno not in (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM):
             raise
         return _refuse(f"the system does not give what a server needs: {error.strerror}")
-
-
-def _check_built(sizes: Sizes) -> None:
-    """Refuse what can be shown and not yet served.
-
-    Raises:
-        ConfigError: several nodes.
-    """
-    if sizes.nodes > 1:
-        raise ConfigError(f"--nnodes {sizes.nodes} can be shown by --show-ranks and not yet served: it can be 1")
-
-
-def _loopback_socket() -> socket.socket:
-    sock = socket.socket()
-    sock.bind(("127.0.0.1", 0))
-    sock.listen()
-    return sock
 
 
 def _refuse(why: str) -> int:
@@ -301,6 +348,6 @@ def _watch_over(server: Server) -> int:
         watchdog.look(server)
 
 
-def _note(child: Child, body: dict[str, Any]) -> None:
+def _note(child: Process, body: dict[str, Any]) -> None:
     if body.get("event") == "failed":
         logger.error("%s: %s", child.title, body.get("message"))

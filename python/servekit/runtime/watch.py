@@ -9,23 +9,23 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from servekit.runtime.channel import ChannelError
-from servekit.runtime.launcher import Child
+from servekit.runtime.launcher import Child, Process
 
 
 class Message(NamedTuple):
-    """A child said something."""
+    """A child, or a rank on another node, said something."""
 
-    child: Child
+    child: Process
     body: dict[str, Any]
 
 
 class Ended(NamedTuple):
-    """A child is no more; `child.status` says how."""
+    """A child, or a rank on another node, is no more; `child.status` says how."""
 
-    child: Child
+    child: Process
 
 
 class Signal(NamedTuple):
@@ -37,6 +37,23 @@ class Signal(NamedTuple):
 Event: TypeAlias = Message | Ended | Signal
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Line(Protocol):
+    """Something else that main listens to wherever it waits: the line to other nodes."""
+
+    def fileno(self) -> int:
+        """Descriptor that is readable when there may be something to do."""
+        ...
+
+    @property
+    def due_s(self) -> float:
+        """Seconds until `work` should be called at the latest."""
+        ...
+
+    def work(self) -> list[Event]:
+        """Do what there is to do, without waiting; what happened to ranks."""
+        ...
 
 
 class Stopped(BaseException):
@@ -64,6 +81,7 @@ class Watch:
         signal.set_wakeup_fd(self._writer.fileno())
         _handle(lambda number, frame: None)
         self._selector.register(self._reader, selectors.EVENT_READ, None)
+        self._line: Line | None = None
 
     @contextlib.contextmanager
     def interruptible(self) -> Iterator[None]:
@@ -87,17 +105,27 @@ class Watch:
         if child.pidfd >= 0:
             self._selector.register(child.pidfd, selectors.EVENT_READ, child)
 
+    def attach(self, line: Line) -> None:
+        """Listen to the other nodes too, from now on."""
+        self._line = line
+        self._selector.register(line, selectors.EVENT_READ, line)
+
     def wait(self, timeout: float | None) -> list[Event]:
         """Events in the order in which they are to be handled; a child's last words come before its end.
 
         Args:
-            timeout: seconds, None for ever; [] when they have passed.
+            timeout: seconds, None for ever; [] when they have passed, or the other nodes said something else.
         """
-        events: list[Event] = []
+        events: list[Event] = [] if self._line is None else self._line.work()
+        if self._line is not None:
+            due = 0.0 if events else self._line.due_s
+            timeout = due if timeout is None else min(timeout, due)
         ready = {key.data for key, _ in self._selector.select(timeout)}
         if None in ready:
             events += self._signals()
-        for child in ready - {None}:
+        if self._line is not None:
+            events += self._line.work()
+        for child in ready - {None, self._line}:
             events += self._hear(child)
         return events
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from servekit.config import ConfigError
-from servekit.config.port_args import orders_ipc, results_ipc
+from servekit.config.port_args import orders_ipc, results_ipc, store_name
 from servekit.runtime.ranks import make_ranks
 from servekit.scheduler.follower import Follower
 from servekit.scheduler.orders import OrderReceiver, OrderSender, ResultReceiver, ResultSender
@@ -54,8 +54,9 @@ def load_part(ctx: ChildContext) -> TorchRunner:
 def _join(ctx: ChildContext, device: torch.device) -> ReplicaGroup:
     from servekit.engine.group import join_group
 
-    address = ctx.config.port_args.stores[ctx.rank.replica]
-    return join_group(ctx.rank, ctx.sizes, address, ctx.store, device, ctx.config.server_args.dist_timeout)
+    name = store_name(ctx.rank.replica)
+    address, listener = ctx.config.port_args.tcp[name], ctx.sockets.get(name, -1)
+    return join_group(ctx.rank, ctx.sizes, address, listener, device, ctx.config.server_args.dist_timeout)
 
 
 def order_sender(ctx: ChildContext) -> OrderSender:

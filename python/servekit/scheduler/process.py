@@ -111,7 +111,8 @@ def _follow(ctx: ChildContext, stop: threading.Event) -> None:
 def _lead(ctx: ChildContext, stop: threading.Event) -> None:
     args = ctx.config.server_args
     pulse = _core.Pulse(ctx.config.port_args.state_page, ctx.index, ctx.epoch)
-    link = RankLink(ctx.config.port_args, ctx.index, ctx.epoch, ctx.title, _core.build_info()["version"], pulse)
+    build = _core.build_info()["version"]
+    link = RankLink(ctx.config.port_args, ctx.index, ctx.epoch, ctx.title, build, pulse, ctx.keys)
     link.enter("loading")
     threading.Thread(target=_obey, args=(ctx, stop, link.wake), name="commands", daemon=True).start()
     try:

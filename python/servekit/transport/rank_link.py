@@ -17,6 +17,7 @@ import msgspec
 import zmq
 
 from servekit.config.port_args import EGRESS, PortArgs, rank_ipc
+from servekit.config.secrets import Keys
 from servekit.messages import requests as r
 from servekit.messages.batches import BatchEmbeddingOutput, BatchTokenIDOutput, FinishReason
 from servekit.messages.columns import schema_hash
@@ -30,6 +31,7 @@ from servekit.messages.envelope import (
     encode_envelope,
     name_exts,
 )
+from servekit.transport.between_nodes import connect
 
 if TYPE_CHECKING:
     from servekit._core import Pulse
@@ -64,7 +66,7 @@ _BODIES: dict[Kind, type[msgspec.Struct]] = {
 
 
 class LinkError(RuntimeError):
-    """The control process speaks another schema, or takes nothing any more: this rank can't go on."""
+    """The control process speaks another schema, or takes nothing, or was lost: this rank can't go on."""
 
 
 class RankLink:
@@ -77,7 +79,14 @@ class RankLink:
     """
 
     def __init__(
-        self, ports: PortArgs, rank: int, epoch: int, title: str, build: str, pulse: Pulse | None = None
+        self,
+        ports: PortArgs,
+        rank: int,
+        epoch: int,
+        title: str,
+        build: str,
+        pulse: Pulse | None = None,
+        keys: Keys | None = None,
     ) -> None:
         """Connect both sockets and greet the control process.
 
@@ -88,6 +97,7 @@ class RankLink:
             title: process title, for the greeting.
             build: which build this is, for the greeting.
             pulse: where it is shown what the engine does; None shows it nowhere.
+            keys: of the sockets between nodes, if control is on another one.
         """
         self.last_dispatch = self.dropped = self.fenced = 0
         self._rank, self._epoch, self._control_epoch = rank, epoch, ports.control_epoch
@@ -95,6 +105,7 @@ class RankLink:
         self._seq = self._step = self._reported = 0
         self._load = Load()
         self._pulse, self._computed = pulse, 0
+        self._keys, self._is_remote, self._heard = keys, EGRESS in ports.tcp, 0
         self._logged: set[str] = set()
         self._decoders = {kind: msgspec.msgpack.Decoder(body) for kind, body in _BODIES.items()}
         self._encoder = msgspec.msgpack.Encoder()
@@ -115,7 +126,7 @@ class RankLink:
         # All processes start together, so the peer's socket is often a moment late.
         socket.setsockopt(zmq.RECONNECT_IVL, 10)
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
-        socket.connect(address)
+        connect(socket, address, self._keys)
         return socket
 
     def enter(self, phase: str, step: int | None = None) -> None:
@@ -141,7 +152,7 @@ class RankLink:
             Everything available, in order; [] when the time has passed or `wake` was called.
 
         Raises:
-            LinkError: the control process speaks another schema.
+            LinkError: the control process speaks another schema, or is on another node and messages of it were lost.
         """
         found = self._take()
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
@@ -189,6 +200,11 @@ class RankLink:
         if envelope.receiver_epoch != self._epoch or envelope.sender_epoch != self._control_epoch:
             self.fenced += 1
             return None
+        if self._is_remote:
+            # A connection between nodes may break, and ZeroMQ makes a new one without a word of what was lost.
+            if envelope.seq != self._heard + 1:
+                raise LinkError(f"messages {self._heard + 1} to {envelope.seq - 1} of the control process were lost")
+            self._heard = envelope.seq
         if envelope.kind in _REQUESTS:
             self.last_dispatch = max(self.last_dispatch, envelope.dispatch)
         decoder = self._decoders.get(envelope.kind)
@@ -235,6 +251,7 @@ class RankLink:
                 f"{name.decode(errors='replace')} (build {build.decode(errors='replace')}) speaks message schema "
                 f"{hello.schema:016x}, this rank {self._schema:016x}: both must come from one build"
             )
+        self._heard = hello.seq
         if hello.sender_epoch > self._control_epoch:
             self._control_epoch = hello.sender_epoch
             self._seq = self.last_dispatch = self._reported = 0

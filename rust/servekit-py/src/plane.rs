@@ -1,11 +1,12 @@
 //! The control plane.
 
+use std::os::fd::RawFd;
 use std::path::PathBuf;
 
 use pyo3::prelude::*;
 use servekit_core::dispatch::LoadBalanceMethod;
 use servekit_core::fanout::MAX_UNACKNOWLEDGED;
-use servekit_core::plane::{Plane, PlaneConfig, RESUME_MEMORY};
+use servekit_core::plane::{Plane, PlaneConfig, RESUME_MEMORY, Remote};
 
 use crate::errors::{Error, seconds};
 use crate::process::build_name;
@@ -33,6 +34,7 @@ impl ControlPlane {
         max_queued_tokens=None,
         max_requests_per_worker=None,
         resume_memory=RESUME_MEMORY,
+        remote=None,
     ))]
     #[expect(clippy::too_many_arguments, reason = "keywords in Python")]
     fn new(
@@ -50,6 +52,7 @@ impl ControlPlane {
         max_queued_tokens: Option<u64>,
         max_requests_per_worker: Option<usize>,
         resume_memory: usize,
+        remote: Option<(String, RawFd, Vec<(usize, RawFd)>)>,
     ) -> PyResult<Self> {
         let config = PlaneConfig {
             run_dir,
@@ -68,6 +71,7 @@ impl ControlPlane {
             build: build_name(),
             max_unacknowledged,
             endpoints: None,
+            remote: remote.map(|(secret_key, egress, ranks)| Remote { secret_key, egress, ranks }),
         };
         Ok(Self(Plane::new(config).map_err(Error::from)?))
     }

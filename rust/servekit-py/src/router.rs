@@ -73,6 +73,7 @@ impl MultiTokenizerRouter {
             build: build_name(),
             max_unacknowledged: MAX_UNACKNOWLEDGED,
             endpoints: Some(Endpoints { ingress, egress, ranks }),
+            remote: None,
         };
         Ok(Self { plane: Plane::new(config).map_err(Error::from)?, ranks: count })
     }

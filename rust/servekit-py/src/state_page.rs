@@ -118,6 +118,24 @@ impl StatePage {
         })?
     }
 
+    /// Show what was told of a rank on another machine: when its pulse and its phase began, in seconds before now.
+    fn relay_rank(
+        &self,
+        index: usize,
+        epoch: u64,
+        pulse_age_s: f64,
+        phase: &str,
+        phase_age_s: f64,
+        step: u64,
+    ) -> PyResult<()> {
+        let Some(phase) = RANK_PHASES.iter().position(|name| *name == phase) else {
+            return Err(SettingError::new_err(format!("unknown phase {phase:?}")));
+        };
+        // Casts from floats saturate.
+        let ns = |seconds: f64| (seconds.max(0.0) * 1e9) as u64;
+        self.with(|page| page.relay(index, epoch, ns(pulse_age_s), phase as u64, ns(phase_age_s), step))
+    }
+
     /// Add to a number of a worker, stopping at 0; for that worker only.
     fn worker_add(&self, index: usize, field: &str, delta: i64) -> PyResult<()> {
         let found = COUNTED.iter().find(|each| WORKER_FIELDS[**each as usize] == field);

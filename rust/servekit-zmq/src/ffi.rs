@@ -24,6 +24,7 @@ pub(crate) const ZMQ_CURVE_SERVER: c_int = 47;
 pub(crate) const ZMQ_CURVE_PUBLICKEY: c_int = 48;
 pub(crate) const ZMQ_CURVE_SECRETKEY: c_int = 49;
 pub(crate) const ZMQ_CURVE_SERVERKEY: c_int = 50;
+pub(crate) const ZMQ_USE_FD: c_int = 89;
 pub(crate) const ZMQ_DONTWAIT: c_int = 1;
 pub(crate) const ZMQ_SNDMORE: c_int = 2;
 pub(crate) const ZMQ_POLLIN: c_short = 1;

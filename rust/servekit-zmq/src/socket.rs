@@ -103,6 +103,14 @@ impl Socket {
         check(unsafe { ffi::zmq_bind(self.raw, endpoint.as_ptr()) }).map(drop)
     }
 
+    /// Takes connections from a TCP socket that listens already, and does not block. It belongs to this socket from now
+    /// on, which closes it.
+    pub fn bind_fd(&self, listener: RawFd) -> Result<()> {
+        self.set_int(ffi::ZMQ_USE_FD, listener)?;
+        // Of the endpoint, nothing but its kind counts.
+        self.bind("tcp://127.0.0.1:0")
+    }
+
     /// Connects to an endpoint; a peer that is not there yet is waited for in the background.
     pub fn connect(&self, endpoint: &str) -> Result<()> {
         let endpoint = text(endpoint)?;

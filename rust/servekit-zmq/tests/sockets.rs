@@ -97,3 +97,35 @@ fn curve_lets_the_key_holder_in_and_nobody_else() {
     }
     assert_eq!(pull.recv(true).unwrap_err(), Error::Again);
 }
+
+#[test]
+fn one_socket_is_open_at_a_path_and_guarded_at_a_port_that_somebody_else_has_bound() {
+    let context = Context::new();
+    let (server, client) = (CurveKeys::generate().unwrap(), CurveKeys::generate().unwrap());
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    listener.set_nonblocking(true).unwrap();
+    let address = format!("tcp://{}", listener.local_addr().unwrap());
+    let path = format!("ipc://{}", std::env::temp_dir().join(format!("guarded-{}", std::process::id())).display());
+    let pull = context.socket(SocketKind::Pull).unwrap();
+    pull.set_recv_timeout(PATIENCE).unwrap();
+    pull.bind(&path).unwrap();
+    pull.set_curve_server(&server.secret).unwrap();
+    pull.bind_fd(std::os::fd::IntoRawFd::into_raw_fd(listener)).unwrap();
+    let connect = |address: &str, keys: bool| {
+        let push = context.socket(SocketKind::Push).unwrap();
+        push.set_send_timeout(PATIENCE).unwrap();
+        if keys {
+            push.set_curve_client(&server.public, &client).unwrap();
+        }
+        push.connect(address).unwrap();
+        push
+    };
+    let stranger = connect(&address, false);
+    stranger.send(vec![Message::copy_of(b"stranger")], false).unwrap();
+    for (address, keys) in [(&path, false), (&address, true)] {
+        let push = connect(address, keys);
+        push.send(vec![Message::copy_of(address.as_bytes())], false).unwrap();
+        assert_eq!(&*pull.recv(false).unwrap()[0], address.as_bytes());
+    }
+    assert_eq!(pull.recv(true).unwrap_err(), Error::Again);
+}

@@ -12,6 +12,7 @@ use servekit_zmq::Context;
 use super::endpoints::Endpoints;
 use super::inbox::{Inbox, Mailbox, Pulse, Waker};
 use super::ranks::RankLinks;
+use super::remote::Remote;
 use super::report::{Report, spawn};
 use super::router::{Command, Router, ShardEnd, Then, ToShard, bind_pull};
 use super::shard::{self, ShardRun, ShardView};
@@ -70,6 +71,8 @@ pub struct PlaneConfig {
     pub max_unacknowledged: usize,
     /// Where peers meet control, if not at sockets in the run directory. The workers' own sockets are always there.
     pub endpoints: Option<Endpoints>,
+    /// Where ranks on other machines meet control, if there are any.
+    pub remote: Option<Remote>,
 }
 
 /// Why a control plane does not start or answer.
@@ -200,7 +203,13 @@ impl Plane {
         let endpoints = endpoints.unwrap_or_else(|| Endpoints::in_folder(&config.run_dir, config.rank_epochs.len()));
         let ingress = bind_pull(&context, &endpoints.ingress).map_err(socket)?;
         let egress = bind_pull(&context, &endpoints.egress).map_err(socket)?;
-        let ranks = RankLinks::bind(&endpoints.ranks, epoch).map_err(socket)?;
+        let mut ranks = RankLinks::bind(&endpoints.ranks, epoch).map_err(socket)?;
+        if let Some(remote) = &config.remote {
+            // From here on that socket asks for CURVE; where it is bound already, it does not.
+            egress.set_curve_server(&remote.secret_key).map_err(socket)?;
+            egress.bind_fd(remote.egress).map_err(socket)?;
+            ranks.serve_remote(&context, remote).map_err(socket)?;
+        }
 
         let waker = Waker::new()?;
         let (stops, cuts) = (Mailbox::new(&waker), Mailbox::new(&waker));

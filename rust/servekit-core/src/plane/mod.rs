@@ -7,6 +7,7 @@ mod endpoints;
 mod inbox;
 mod queue;
 mod ranks;
+mod remote;
 mod report;
 mod router;
 mod shard;
@@ -17,6 +18,7 @@ pub use controller::{Controller, ControllerConfig, ControllerCounts};
 pub use endpoints::Endpoints;
 pub(crate) use inbox::{Inbox, Mailbox};
 pub(crate) use queue::Next;
+pub use remote::Remote;
 pub(crate) use shard::{ShardRun, ShardTask};
 
 #[cfg(test)]

@@ -1,7 +1,8 @@
 //! The links to the ranks.
 
-use servekit_zmq::{Error, Outlet, Source};
+use servekit_zmq::{Context, Error, Outlet, Source};
 
+use super::remote::{Remote, RemoteRank};
 use crate::router::frames::{Frames, patch_link};
 use crate::wire::patch_request;
 
@@ -10,8 +11,39 @@ use crate::wire::patch_request;
 const WAITING: usize = 5120;
 
 struct Rank {
-    outlet: Outlet,
+    way: Way,
     seq: u64,
+}
+
+/// How a rank is reached.
+enum Way {
+    /// On this machine.
+    Local(Outlet),
+    /// On another one.
+    Remote(RemoteRank),
+}
+
+impl Way {
+    fn push<F: AsRef<[u8]>>(&mut self, frames: &[F], patch: impl FnOnce(&mut [u8])) {
+        match self {
+            Self::Local(outlet) => outlet.push(frames, patch),
+            Self::Remote(rank) => rank.push(frames, patch),
+        }
+    }
+
+    fn waiting(&self) -> usize {
+        match self {
+            Self::Local(outlet) => outlet.waiting(),
+            Self::Remote(rank) => rank.waiting(),
+        }
+    }
+
+    fn clear(&mut self) {
+        match self {
+            Self::Local(outlet) => outlet.clear(),
+            Self::Remote(rank) => rank.clear(),
+        }
+    }
 }
 
 /// One bound endpoint a rank. Nothing here ever waits for a rank.
@@ -23,8 +55,18 @@ pub(super) struct RankLinks {
 impl RankLinks {
     /// Binds the endpoints of the life `epoch` of this process.
     pub(super) fn bind(addresses: &[String], epoch: u32) -> Result<Self, Error> {
-        let bind = |address: &String| Ok(Rank { outlet: Outlet::bind(address)?, seq: 0 });
+        let bind = |address: &String| Ok(Rank { way: Way::Local(Outlet::bind(address)?), seq: 0 });
         Ok(Self { epoch, ranks: addresses.iter().map(bind).collect::<Result<_, _>>()? })
+    }
+
+    /// Serves ranks on other machines where they come in.
+    pub(super) fn serve_remote(&mut self, context: &Context, remote: &Remote) -> Result<(), Error> {
+        for (rank, listener) in &remote.ranks {
+            if let Some(known) = self.ranks.get_mut(*rank) {
+                known.way = Way::Remote(RemoteRank::bind(context, *listener, &remote.secret_key)?);
+            }
+        }
+        Ok(())
     }
 
     /// Takes a request with what the router decided; false if its rank is too far behind to take it.
@@ -37,12 +79,12 @@ impl RankLinks {
         receiver_epoch: u32,
     ) -> bool {
         let Some(known) = self.ranks.get_mut(rank) else { return false };
-        if known.outlet.waiting() >= WAITING {
+        if known.way.waiting() >= WAITING {
             return false;
         }
         known.seq += 1;
         let (epoch, seq) = (self.epoch, known.seq);
-        known.outlet.push(frames, |envelope| {
+        known.way.push(frames, |envelope| {
             patch_request(envelope, i32::try_from(rank).unwrap_or(-1), attempt, dispatch, receiver_epoch, seq);
             patch_link(envelope, epoch, receiver_epoch, seq);
         });
@@ -54,14 +96,16 @@ impl RankLinks {
         let Some(known) = self.ranks.get_mut(rank) else { return };
         known.seq += 1;
         let (epoch, seq) = (self.epoch, known.seq);
-        known.outlet.push(frames, |envelope| patch_link(envelope, epoch, receiver_epoch, seq));
+        known.way.push(frames, |envelope| patch_link(envelope, epoch, receiver_epoch, seq));
     }
 
     /// Starts a rank's link anew: what waited for its last life is dropped, and the next frame is number 1.
     pub(super) fn restart(&mut self, rank: usize) {
         if let Some(known) = self.ranks.get_mut(rank) {
-            known.outlet.clear();
-            known.outlet.take_newer();
+            known.way.clear();
+            if let Way::Local(outlet) = &mut known.way {
+                outlet.take_newer();
+            }
             known.seq = 0;
         }
     }
@@ -69,24 +113,30 @@ impl RankLinks {
     /// Drops what waits for a rank.
     pub(super) fn forget(&mut self, rank: usize) {
         if let Some(known) = self.ranks.get_mut(rank) {
-            known.outlet.clear();
+            known.way.clear();
         }
     }
 
     /// Sends what was taken, as far as the ranks take it.
     pub(super) fn flush(&mut self) {
         for rank in &mut self.ranks {
-            rank.outlet.flush();
+            match &mut rank.way {
+                Way::Local(outlet) => drop(outlet.flush()),
+                Way::Remote(rank) => rank.flush(),
+            }
         }
     }
 
-    /// What to wait for where something still waits.
+    /// What to wait for where something still waits. What waits for a rank elsewhere is tried again at the next turn.
     pub(super) fn sources(&self) -> impl Iterator<Item = Source<'_>> {
-        self.ranks.iter().filter_map(|rank| rank.outlet.source())
+        self.ranks.iter().filter_map(|rank| match &rank.way {
+            Way::Local(outlet) => outlet.source(),
+            Way::Remote(_) => None,
+        })
     }
 
     /// Messages that wait for each rank.
     pub(super) fn backlogs(&self) -> impl Iterator<Item = usize> {
-        self.ranks.iter().map(|rank| rank.outlet.waiting())
+        self.ranks.iter().map(|rank| rank.way.waiting())
     }
 }

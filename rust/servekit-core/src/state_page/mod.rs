@@ -169,7 +169,8 @@ impl StatePage {
         if index < self.layout.ranks { self.get(self.layout.rank(index) + field as usize) } else { 0 }
     }
 
-    /// Writes a word of a rank's block; control only, but `Pid` and `Epoch`, which main writes, and what the rank says.
+    /// Writes a word of a rank's block; control only, but `Pid` and `Epoch`, which main writes, and what the rank says,
+    /// which main writes for one on another machine.
     pub fn set_rank(&self, index: usize, field: Rank, value: u64) {
         if index < self.layout.ranks {
             self.set(self.layout.rank(index) + field as usize, value);
@@ -328,6 +329,20 @@ impl StatePage {
         self.set_rank(rank, Rank::PhaseSinceNs, monotonic_ns());
         self.set_rank(rank, Rank::Step, step);
         self.set_rank(rank, Rank::Phase, phase);
+    }
+
+    /// Shows what was told of a rank on another machine: how many nanoseconds ago its last pulse and its phase began.
+    pub fn relay(&self, rank: usize, epoch: u64, pulse_age: u64, phase: u64, phase_age: u64, step: u64) {
+        let now = monotonic_ns();
+        for (field, value) in [
+            (Rank::PulseEpoch, epoch),
+            (Rank::PulseNs, now.saturating_sub(pulse_age)),
+            (Rank::PhaseSinceNs, now.saturating_sub(phase_age)),
+            (Rank::Step, step),
+            (Rank::Phase, phase),
+        ] {
+            self.set_rank(rank, field, value);
+        }
     }
 
     /// Seconds since the time in a word of a rank's block; infinite while there is none.

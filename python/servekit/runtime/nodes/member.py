@@ -1,0 +1,240 @@
+"""Another node's side: it asks node 0 to take part, does what that says, and ends when it is gone."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import time
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from servekit.config import ModelInfo, ServerArgs
+from servekit.config.secrets import Keys
+from servekit.runtime.launcher import SCHEDULER, Process
+from servekit.runtime.nodes.link import (
+    BEAT_S,
+    CUT_BEATS,
+    SILENCE_S,
+    Ask,
+    Died,
+    End,
+    FromHead,
+    Go,
+    HeadBeat,
+    Leaves,
+    NodeBeat,
+    NodeLink,
+    Numbers,
+    Order,
+    Pulse,
+    Refused,
+    Said,
+    Silence,
+    Stacks,
+    Wait,
+)
+from servekit.runtime.nodes.meeting import DATA, MEETING, Place
+from servekit.runtime.nodes.secret import make_keys
+from servekit.runtime.nodes.shape import shape_of
+from servekit.runtime.phase import Phase
+from servekit.runtime.shutdown import DIED, OK, STOP_S, end_children
+from servekit.runtime.startup import StartError
+from servekit.runtime.watch import Ended, Event, Message, Signal, Stopped
+
+if TYPE_CHECKING:
+    from servekit.runtime.supervisor import Server
+
+logger = logging.getLogger("servekit.runtime")
+
+HUNG_UP = 5
+"""Handshakes in a row that node 0 broke off, until it is said that it has another secret."""
+EXTRA_S = 10.0
+"""How much longer than `--drain-timeout` a node that was told to stop waits for node 0 to end."""
+LAST_WORDS_S = 5.0
+"""How long a node that has no rank left waits for node 0 to say what that means."""
+
+
+class Member:
+    """Node 0 as another node sees it. Belongs to main's thread, which calls `work` wherever it waits.
+
+    Attributes:
+        ranks: empty: of other nodes' ranks it knows nothing.
+        addresses: of all nodes' sockets, once `meet` has returned.
+        keys: of the sockets between the nodes; likewise.
+        end: how and why this node has to end, None while it has not.
+    """
+
+    def __init__(self, args: ServerArgs, place: Place) -> None:
+        self._args, self._place = args, place
+        self.ranks: list[Process] = []
+        self.addresses = dict(place.listeners.addresses)
+        self.keys: Keys | None = None
+        self.end: tuple[int, str] | None = None
+        # The first byte must not be 0: ZeroMQ keeps such names for itself.
+        self._life = b"n" + os.urandom(16)
+        self._link = NodeLink(place.head, make_keys(place.secret, MEETING), self._life)
+        self._run: bytes | None = None
+        self._silence, self._numbers = Silence(), Numbers()
+        self._going, self._leaving, self._next_beat, self._cut = False, False, 0.0, 0
+        self._answered = time.monotonic()
+        self._ask: Ask | None = None
+        self._server: Server | None = None
+
+    def fileno(self) -> int:
+        """Descriptor that is readable when there is something to do."""
+        return self._link.fileno()
+
+    @property
+    def due_s(self) -> float:
+        """Seconds until `work` should be called at the latest."""
+        return max(self._next_beat - time.monotonic(), 0.0)
+
+    def meet(self, server: Server, model: ModelInfo) -> None:
+        """Ask node 0 to take part, until it says that all are there.
+
+        Raises:
+            StartError: it refuses, or does not answer in time.
+            Stopped: a signal came first.
+        """
+        args, head = self._args, self._place.head
+        self._server = server
+        pids = {child.rank: child.pid for child in server.children}
+        self._ask = Ask(args.node_rank, shape_of(args, model), self.addresses, pids)
+        self._answered, self._next_beat = time.monotonic(), 0.0
+        logger.info("asking node 0 at %s to take part", head)
+        while not self._going:
+            for event in server.watch.wait(BEAT_S):
+                if isinstance(event, Signal):
+                    raise Stopped(event.number)
+                if isinstance(event, Ended):
+                    child = event.child
+                    raise StartError(child.failure or f"{child.title} {child.how_it_ended()} before it was ready")
+            if self.end is not None:
+                raise StartError(self.end[1])
+            if time.monotonic() - self._answered > args.dist_timeout:
+                raise StartError(f"node 0 at {head} did not answer within {args.dist_timeout:g} s (--dist-timeout)")
+            if self._run is None and self._link.strangers() >= HUNG_UP:
+                raise StartError(
+                    f"node 0 at {head} hangs up: it has another secret (--cluster-secret-file), or is no node at all"
+                )
+
+    def work(self) -> list[Event]:
+        """Do what node 0 says, beat, and see whether it is gone; never waits."""
+        for run, number, message in self._link.take():
+            self._hear(run, number, message)
+        if self.due_s == 0:
+            self._next_beat = time.monotonic() + BEAT_S
+            if self._going:
+                self._link.send(NodeBeat(self._pulses(), self._leaving))
+                self._cut = 0 if self._link.connected() else self._cut + 1
+                silent = self._silence.look()
+                if self.end is None and self._cut >= CUT_BEATS:
+                    self.end = (DIED, f"node 0 at {self._place.head} is not connected any more")
+                elif self.end is None and silent > SILENCE_S:
+                    self.end = (DIED, f"node 0 at {self._place.head} was not heard of for {SILENCE_S:g} s")
+            elif self._ask is not None:
+                self._link.send(self._ask)
+        return []
+
+    def _hear(self, run: bytes, number: int, message: FromHead) -> None:
+        if run != self._run:
+            if self._going:
+                # Another life of node 0, in which this node has no part.
+                return
+            self._run, self._numbers = run, Numbers()
+        self._silence.heard()
+        self._answered = time.monotonic()
+        if not self._numbers.complete(number, message) and self._going:
+            self.end = (DIED, f"messages of node 0 at {self._place.head} were lost with its connection")
+        match message:
+            case Go(addresses) if not self._going:
+                self._going = True
+                self.addresses.update(addresses)
+                self.keys = make_keys(self._place.secret, DATA, run)
+            case Refused(reason):
+                self.end = (DIED, f"node 0 refuses node {self._args.node_rank}: {reason}")
+            case End(status, reason):
+                self.end = (status, reason)
+            case Order(place, body) if (child := self._child(place)) is not None:
+                if body is None:
+                    child.kill()
+                else:
+                    child.command(**body)
+            case Stacks(place) if (child := self._child(place)) is not None:
+                child.write_stacks()
+            case Go() | Wait() | HeadBeat() | Order() | Stacks():
+                pass
+
+    def _child(self, place: int) -> Process | None:
+        children = [] if self._server is None else self._server.children
+        return next((child for child in children if child.rank == place), None)
+
+    def _pulses(self) -> list[Pulse]:
+        if self._server is None:
+            return []
+        page = self._server.state_page.snapshot()["ranks"]
+        shown = [(child.index, page[child.index]) for child in self._server.of(SCHEDULER)]
+        return [
+            Pulse(i, rank["pulse_epoch"], rank["pulse_age_s"], rank["phase"], rank["phase_age_s"], rank["step"])
+            for i, rank in shown
+            if rank["pulse_age_s"] is not None and rank["phase_age_s"] is not None
+        ]
+
+    def follow(self, server: Server) -> int:
+        """Work until node 0 says that it is over; the exit status.
+
+        Raises:
+            StartError: the start has failed, here or elsewhere.
+        """
+        deadline: float | None = None
+        while self.end is None:
+            for event in server.watch.wait(BEAT_S):
+                match event:
+                    case Signal(number) if number == signal.SIGINT or deadline is not None or not server.is_ready:
+                        raise Stopped(number)
+                    case Signal():
+                        self._leaving = True
+                        wait = self._args.drain_timeout + EXTRA_S
+                        deadline = time.monotonic() + wait
+                        logger.info("told to stop: working on until node 0 has drained, for %g s at most", wait)
+                    case Message(child, body):
+                        self._pass_on(server, child, body)
+                    case Ended(child):
+                        self._tell_of_end(child)
+            if deadline is None and not any(child.status is None for child in server.children):
+                deadline = time.monotonic() + LAST_WORDS_S
+            if deadline is not None and time.monotonic() > deadline:
+                why = "its drain timeout has passed" if self._leaving else "none of its ranks is left"
+                self.end = (OK if self._leaving else DIED, f"this node ends: {why}")
+        status, reason = self.end
+        failed = next((child.failure for child in server.children if child.failure), None)
+        end_children(server, STOP_S)
+        if status != OK and not server.is_ready:
+            raise StartError(failed or reason)
+        logger.log(logging.INFO if status == OK else logging.ERROR, "%s", reason)
+        return status
+
+    def _pass_on(self, server: Server, child: Process, body: dict[str, object]) -> None:
+        if body.get("event") == "failed":
+            child.failure = str(body.get("message"))
+            logger.error("%s: %s", child.title, child.failure)
+        elif body.get("event") == "ready":
+            child.ready_after = time.monotonic() - child.started
+            logger.info("%s ready in %.2f s", child.title, child.ready_after)
+            if all(each.ready_after is not None for each in server.children):
+                server.state_page.phase = Phase.READY
+                server.state_page.mark_ready()
+        self._link.send(Said(child.rank, body))
+
+    def _tell_of_end(self, child: Process) -> None:
+        logger.warning("%s (pid %d) %s", child.title, child.pid, child.how_it_ended())
+        self._link.send(Died(child.rank, 0 if child.status is None else child.status))
+
+    def leave(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """Tell node 0 why this one ends, if it did not say so itself; as the end of a `with` statement calls it."""
+        if self.end is None:
+            told = f"node {self._args.node_rank} was told to stop"
+            why = told if error is None or isinstance(error, Stopped) else f"node {self._args.node_rank}: {error}"
+            self._link.send(Leaves(why))
+        self._link.close()
