@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 import time
+from collections.abc import Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -130,19 +131,31 @@ class Head:
             StartError: one did not come in time, or failed.
             Stopped: a signal came first.
         """
-        self._server, self._shape = server, shape_of(self._args, model)
-        timeout = self._args.dist_timeout
-        deadline = time.monotonic() + timeout
-        logger.info("waiting at %s for the nodes %s", self._place.head, _and(self._nodes))
-        while missing := [node for node in self._nodes.values() if node.life is None]:
+        self.expect(server, shape_of(self._args, model))
+        deadline = time.monotonic() + self._args.dist_timeout
+        logger.info("waiting at %s for %s", self._place.head, _nodes(self._nodes))
+        while not self.is_complete:
             if time.monotonic() >= deadline:
-                raise StartError(self._who_is_missing(missing, timeout))
+                raise StartError(self.who_is_missing())
             for event in server.watch.wait(BEAT_S):
                 if isinstance(event, Signal):
                     raise Stopped(event.number)
                 if isinstance(event, Ended):
                     child = event.child
                     raise StartError(child.failure or f"{child.title} {child.how_it_ended()} before it was ready")
+        self.begin()
+
+    def expect(self, server: Server, shape: Shape) -> None:
+        """Take nodes of this shape from now on; what happens to their ranks is shown on the server's state page."""
+        self._server, self._shape = server, shape
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all nodes are there."""
+        return all(node.life is not None for node in self._nodes.values())
+
+    def begin(self) -> None:
+        """Have all nodes begin, for they are there. From now on, one that goes does not come back."""
         for node in self._nodes.values():
             self.addresses.update(node.addresses)
         self._going = True
@@ -153,9 +166,11 @@ class Head:
                 rank.started = rank.last_news = now
             self._send(node, Go(self.addresses))
 
-    def _who_is_missing(self, missing: list[Node], timeout: float) -> str:
-        line = f"{_and([node.number for node in missing], 'node')} of --nnodes {self._args.nnodes} did not come to"
-        line += f" {self._place.head} within {timeout:g} s (--dist-timeout)"
+    def who_is_missing(self) -> str:
+        """Which nodes did not come in time, in one line, and what may be the reason."""
+        missing = [node for node in self._nodes.values() if node.life is None]
+        line = f"{_nodes(node.number for node in missing)} of --nnodes {self._args.nnodes} did not come to"
+        line += f" {self._place.head} within {self._args.dist_timeout:g} s (--dist-timeout)"
         if self._place.head.is_loopback and self._place.is_name:
             line += f"; {self._args.dist_init_addr} means an address here that only this machine reaches"
         elif refused := next((node for node in missing if node.refused), None):
@@ -302,8 +317,7 @@ def _find(node: Node, place: int) -> RemoteRank | None:
     return next((rank for rank in node.ranks if rank.rank == place), None)
 
 
-def _and(numbers: object, what: str = "") -> str:
-    """`1, 2 and 3`, or `nodes 1 and 2`."""
-    *others, last = map(str, numbers)  # type: ignore[call-overload]
-    text = f"{', '.join(others)} and {last}" if others else last
-    return f"{what}{'s' if others else ''} {text}" if what else text
+def _nodes(numbers: Iterable[int]) -> str:
+    """`node 1`, or `nodes 1 and 2`."""
+    *others, last = map(str, numbers)
+    return f"nodes {', '.join(others)} and {last}" if others else f"node {last}"

@@ -7,11 +7,12 @@ import os
 import signal
 import time
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from servekit.config import ModelInfo, ServerArgs
 from servekit.config.secrets import Keys
 from servekit.runtime.launcher import SCHEDULER, Process
+from servekit.runtime.nodes.health import HealthEndpoint, State
 from servekit.runtime.nodes.link import (
     BEAT_S,
     CUT_BEATS,
@@ -36,7 +37,7 @@ from servekit.runtime.nodes.link import (
 )
 from servekit.runtime.nodes.meeting import DATA, MEETING, Place
 from servekit.runtime.nodes.secret import make_keys
-from servekit.runtime.nodes.shape import shape_of
+from servekit.runtime.nodes.shape import Shape, shape_of
 from servekit.runtime.phase import Phase
 from servekit.runtime.shutdown import DIED, OK, STOP_S, end_children
 from servekit.runtime.startup import StartError
@@ -53,6 +54,14 @@ EXTRA_S = 10.0
 """How much longer than `--drain-timeout` a node that was told to stop waits for node 0 to end."""
 LAST_WORDS_S = 5.0
 """How long a node that has no rank left waits for node 0 to say what that means."""
+STALLED_S = 10.0
+"""How long main may do something else until its node does not count as healthy."""
+
+
+def _state_of(child: Process) -> str:
+    if child.status is not None:
+        return child.how_it_ended()
+    return "starting" if child.ready_after is None else "ready"
 
 
 class Member:
@@ -62,6 +71,7 @@ class Member:
         ranks: empty: of other nodes' ranks it knows nothing.
         addresses: of all nodes' sockets, once `meet` has returned.
         keys: of the sockets between the nodes; likewise.
+        taking_part: node 0 has said that all are there.
         end: how and why this node has to end, None while it has not.
     """
 
@@ -73,13 +83,18 @@ class Member:
         self.end: tuple[int, str] | None = None
         # The first byte must not be 0: ZeroMQ keeps such names for itself.
         self._life = b"n" + os.urandom(16)
-        self._link = NodeLink(place.head, make_keys(place.secret, MEETING), self._life)
         self._run: bytes | None = None
         self._silence, self._numbers = Silence(), Numbers()
-        self._going, self._leaving, self._next_beat, self._cut = False, False, 0.0, 0
-        self._answered = time.monotonic()
+        self.taking_part = False
+        self._leaving, self._next_beat, self._cut = False, 0.0, 0
+        self._answered = self._looked = time.monotonic()
         self._ask: Ask | None = None
         self._server: Server | None = None
+        self._health: HealthEndpoint | None = None
+        if args.health_port is not None:
+            self._health = HealthEndpoint(args.host, args.health_port, self.state)
+            logger.info("health is told at %s port %d", args.host, self._health.port)
+        self._link = NodeLink(place.head, make_keys(place.secret, MEETING), self._life)
 
     def fileno(self) -> int:
         """Descriptor that is readable when there is something to do."""
@@ -97,13 +112,14 @@ class Member:
             StartError: it refuses, or does not answer in time.
             Stopped: a signal came first.
         """
+        self.ask(server, shape_of(self._args, model))
+        logger.info("asking node 0 at %s to take part", self._place.head)
+        self.wait_for_node_0(server)
+
+    def wait_for_node_0(self, server: Server) -> None:
+        """The second half of `meet`."""
         args, head = self._args, self._place.head
-        self._server = server
-        pids = {child.rank: child.pid for child in server.children}
-        self._ask = Ask(args.node_rank, shape_of(args, model), self.addresses, pids)
-        self._answered, self._next_beat = time.monotonic(), 0.0
-        logger.info("asking node 0 at %s to take part", head)
-        while not self._going:
+        while not self.taking_part:
             for event in server.watch.wait(BEAT_S):
                 if isinstance(event, Signal):
                     raise Stopped(event.number)
@@ -119,13 +135,20 @@ class Member:
                     f"node 0 at {head} hangs up: it has another secret (--cluster-secret-file), or is no node at all"
                 )
 
+    def ask(self, server: Server, shape: Shape) -> None:
+        """Ask to take part, from now on and until it is answered."""
+        pids = {child.rank: child.pid for child in server.children}
+        self._server, self._ask = server, Ask(self._args.node_rank, shape, self.addresses, pids)
+        self._answered, self._next_beat = time.monotonic(), 0.0
+
     def work(self) -> list[Event]:
         """Do what node 0 says, beat, and see whether it is gone; never waits."""
+        self._looked = time.monotonic()
         for run, number, message in self._link.take():
             self._hear(run, number, message)
         if self.due_s == 0:
             self._next_beat = time.monotonic() + BEAT_S
-            if self._going:
+            if self.taking_part:
                 self._link.send(NodeBeat(self._pulses(), self._leaving))
                 self._cut = 0 if self._link.connected() else self._cut + 1
                 silent = self._silence.look()
@@ -139,17 +162,17 @@ class Member:
 
     def _hear(self, run: bytes, number: int, message: FromHead) -> None:
         if run != self._run:
-            if self._going:
+            if self.taking_part:
                 # Another life of node 0, in which this node has no part.
                 return
             self._run, self._numbers = run, Numbers()
         self._silence.heard()
         self._answered = time.monotonic()
-        if not self._numbers.complete(number, message) and self._going:
+        if not self._numbers.complete(number, message) and self.taking_part:
             self.end = (DIED, f"messages of node 0 at {self._place.head} were lost with its connection")
         match message:
-            case Go(addresses) if not self._going:
-                self._going = True
+            case Go(addresses) if not self.taking_part:
+                self.taking_part = True
                 self.addresses.update(addresses)
                 self.keys = make_keys(self._place.secret, DATA, run)
             case Refused(reason):
@@ -181,6 +204,23 @@ class Member:
             if rank["pulse_age_s"] is not None and rank["phase_age_s"] is not None
         ]
 
+    def state(self) -> State:
+        """How this node is; from any thread."""
+        # A copy: main's thread goes on.
+        children = [] if self._server is None else list(self._server.children)
+        serving = [child for child in children if child.status is None and child.ready_after is not None]
+        # Finding the model may take as long as it takes.
+        works = self._server is None or time.monotonic() - self._looked < STALLED_S
+        alive = works and (not children or any(child.status is None for child in children))
+        details = {
+            "node": self._args.node_rank,
+            "node_0": str(self._place.head),
+            "taking_part": self.taking_part,
+            "leaving": self._leaving,
+            "ranks": [{"title": each.title, "pid": each.pid, "state": _state_of(each)} for each in children],
+        }
+        return State(alive, works and bool(serving) and self.end is None and not self._leaving, details)
+
     def follow(self, server: Server) -> int:
         """Work until node 0 says that it is over; the exit status.
 
@@ -199,9 +239,10 @@ class Member:
                         deadline = time.monotonic() + wait
                         logger.info("told to stop: working on until node 0 has drained, for %g s at most", wait)
                     case Message(child, body):
-                        self._pass_on(server, child, body)
+                        self._note(server, child, body)
+                        self.pass_on(child, body)
                     case Ended(child):
-                        self._tell_of_end(child)
+                        self.tell_of_end(child)
             if deadline is None and not any(child.status is None for child in server.children):
                 deadline = time.monotonic() + LAST_WORDS_S
             if deadline is not None and time.monotonic() > deadline:
@@ -215,7 +256,8 @@ class Member:
         logger.log(logging.INFO if status == OK else logging.ERROR, "%s", reason)
         return status
 
-    def _pass_on(self, server: Server, child: Process, body: dict[str, object]) -> None:
+    def _note(self, server: Server, child: Process, body: dict[str, object]) -> None:
+        """See on this node too what a rank of it said."""
         if body.get("event") == "failed":
             child.failure = str(body.get("message"))
             logger.error("%s: %s", child.title, child.failure)
@@ -225,9 +267,13 @@ class Member:
             if all(each.ready_after is not None for each in server.children):
                 server.state_page.phase = Phase.READY
                 server.state_page.mark_ready()
+
+    def pass_on(self, child: Process, body: dict[str, Any]) -> None:
+        """Tell node 0 what a rank of this node said."""
         self._link.send(Said(child.rank, body))
 
-    def _tell_of_end(self, child: Process) -> None:
+    def tell_of_end(self, child: Process) -> None:
+        """Tell node 0 that a rank of this node has ended."""
         logger.warning("%s (pid %d) %s", child.title, child.pid, child.how_it_ended())
         self._link.send(Died(child.rank, 0 if child.status is None else child.status))
 
@@ -238,3 +284,5 @@ class Member:
             why = told if error is None or isinstance(error, Stopped) else f"node {self._args.node_rank}: {error}"
             self._link.send(Leaves(why))
         self._link.close()
+        if self._health is not None:
+            self._health.close()
