@@ -22,6 +22,13 @@ def gives_up(ctx: Any) -> None:
     process.run(ctx)
 
 
+def lacks_a_file(ctx: Any) -> None:
+    """A rank on another node has a reason."""
+    if ctx.title == "servekit::scheduler[dp=1]":
+        ctx.fail("the weights of rank 1 are not there")
+    process.run(ctx)
+
+
 def is_killed(ctx: Any) -> None:
     """One rank dies without a word, when the others have begun to wait for it."""
     if ctx.title == FAILING:

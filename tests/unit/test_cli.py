@@ -28,6 +28,9 @@ SPECIAL = {
     "pp_layer_partition": "3,2",
     "allowed_origins": ("https://app.example",),
     "api_key": ("sk-1",),
+    "node_ip": "fd00::1",
+    "dist_init_addr": "[fd00::1]:5000",
+    "dist_port_range": "40000-40100",
 }
 """Values of fields that do not take just anything of their type."""
 
@@ -40,6 +43,10 @@ def needs(field: str, folder: Path) -> tuple[str | None, list[str]]:
     others = {"mock_script": ["--engine", "mock"], "ssl_cert_reqs": ["--ssl-ca-certs", path]}.get(field, [])
     if field in ("attention_context_parallel_size", "expert_parallel_size", "moe_data_parallel_size", "nnodes"):
         others = ["--tensor-parallel-size", "2"]
+    if field == "nnodes":
+        others += ["--dist-init-addr", "10.0.0.1:5000"]
+    if field == "node_rank":
+        others = ["--nnodes", "2", "--data-parallel-size", "2", "--dist-init-addr", "10.0.0.1:5000"]
     if field.startswith("ssl_") and field != "ssl_certfile":
         others += ["--ssl-certfile", path]
     takes_file = field in ("mock_script", "ssl_certfile", "ssl_keyfile", "ssl_ca_certs", "api_key_file")
@@ -62,7 +69,7 @@ def other_value(field: str) -> object:
     if isinstance(default, int):
         return default + 1
     numbers = ("max_model_len", "max_total_tokens", "max_running_requests", "max_queued_tokens", "seed")
-    numbers += ("max_requests_per_worker", "pp_max_micro_batch_size")
+    numbers += ("max_requests_per_worker", "pp_max_micro_batch_size", "health_port")
     return dict.fromkeys(numbers, 777).get(field, "something")
 
 

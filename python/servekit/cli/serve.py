@@ -17,6 +17,7 @@ from servekit.cli.options import Command, Option, Size, Texts, one_line
 from servekit.cli.show_ranks import FORMS, show_ranks
 from servekit.config.secrets import take_secrets
 from servekit.config.server_args import CHOICES, ConfigError, ServerArgs, flag_of
+from servekit.runtime.nodes.addresses import split_address, split_ports
 from servekit.runtime.ranks import Sizes, make_ranks
 
 PROGRAM = "servekit-serve"
@@ -54,7 +55,22 @@ def parse(arguments: Sequence[str]) -> ServerArgs:
         raise click.exceptions.Exit
     # Only to see that they are fit; who serves takes them again.
     take_secrets(args)
+    _check_nodes(args)
     return args
+
+
+def _check_nodes(args: ServerArgs) -> None:
+    """Whether nodes could meet.
+
+    Raises:
+        ConfigError: nothing says where, or what does is wrong.
+    """
+    if args.dist_init_addr is not None:
+        split_address(args.dist_init_addr)
+    elif args.nnodes > 1:
+        raise ConfigError(f"--nnodes {args.nnodes} needs --dist-init-addr, where node 0 is met, such as 10.0.0.1:5000")
+    if args.dist_port_range is not None:
+        split_ports(args.dist_port_range)
 
 
 def _spread_out(ctx: click.Context, values: dict[str, Any]) -> None:

@@ -212,8 +212,6 @@ class ServerArgs(msgspec.Struct, kw_only=True, frozen=True):
     def _validate_nodes(self) -> None:
         if self.node_rank >= self.nnodes:
             raise ConfigError(f"--node-rank {self.node_rank}: --nnodes {self.nnodes} are numbered from 0")
-        if self.nnodes > 1 and self.dist_init_addr is None:
-            raise ConfigError(f"--nnodes {self.nnodes} needs --dist-init-addr, where node 0 is met: 10.0.0.1:5000")
         if self.node_ip is not None:
             try:
                 ipaddress.ip_address(self.node_ip)

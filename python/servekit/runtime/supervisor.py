@@ -107,7 +107,7 @@ class Server:
         self._lines = make_lines(self.sizes, self.ranks)
         self.head: Head | None = None
         self.member: Member | None = None
-        self._sockets = self._find_nodes(stack)
+        self._sockets = self._find_nodes()
         stack.callback(self._close_listeners)
         sweep_segments()
         self.run_dir: RunDir = create_run_dir()
@@ -120,7 +120,7 @@ class Server:
         """The line to the other nodes, None if there are none."""
         return self.head or self.member
 
-    def _find_nodes(self, stack: contextlib.ExitStack) -> Listeners:
+    def _find_nodes(self) -> Listeners:
         """Open the line to the other nodes, if there are any; the TCP sockets of this one."""
         if self.sizes.nodes == 1:
             return Listeners(self._lines, 0, LOOPBACK)
@@ -135,7 +135,6 @@ class Server:
             line = self.head = Head(self.args, self.sizes, self.ranks, place)
         else:
             line = self.member = Member(self.args, place)
-        stack.push(line.leave)
         self.watch.attach(line)
         return place.listeners
 
@@ -175,7 +174,7 @@ class Server:
 
     def start_children(self) -> None:
         """Start every child at once. They load their modules while main looks for the model."""
-        self._stack.callback(self._kill_children)
+        self._undo_children()
         if self.is_head:
             self._start(CONTROL, 0, "servekit::control", sockets=self._sockets.of(CONTROL_PLACE))
         for place, rank in enumerate(self.ranks):
@@ -224,7 +223,7 @@ class Server:
         self.state_page = _core.StatePage.create(ports.state_page, args.tokenizer_workers, args.data_parallel_size)
         self._stack.callback(unlink_segment, ports.state_page)
         # Children must be dead before what they write to goes.
-        self._stack.callback(self._kill_children)
+        self._undo_children()
         keys = None if self.nodes is None else self.nodes.keys
         for child in self.children:
             mine = isinstance(child, Child)
@@ -272,6 +271,12 @@ class Server:
         for each in self.listeners:
             each.close()
         self._sockets.close()
+
+    def _undo_children(self) -> None:
+        """At the end tell other nodes why, then kill what still runs on this one; to be asked for twice is harmless."""
+        self._stack.callback(self._kill_children)
+        if self.nodes is not None:
+            self._stack.push(self.nodes.leave)
 
     def _kill_children(self) -> None:
         end_children(self, grace_s=0.0)

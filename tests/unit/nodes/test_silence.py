@@ -82,7 +82,7 @@ def test_lost_messages_end_what_can_not_go_on_without_them(world):
     head, member = two.head(), two.member(1)
     two.meet(head, member)
     member._link._number += 1
-    two.until(lambda: two.events)
+    two.until(lambda: two.events and member.end)
     assert head.ranks[0].how_it_ended() == "went with node 1, which lost messages with its connection"
     assert member.end == (1, "node 0 goes on without this node, which lost messages with its connection")
 

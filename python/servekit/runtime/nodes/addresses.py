@@ -47,9 +47,10 @@ def split_address(text: str) -> tuple[str, int]:
         ConfigError: it is none.
     """
     host, colon, port = text.rpartition(":")
-    bare = host.strip("[]")
-    brackets = host == f"[{bare}]"
-    if not colon or not bare or not port.isascii() or not port.isdigit() or (":" in bare) != brackets:
+    brackets = host.startswith("[") and host.endswith("]")
+    bare = host[1:-1] if brackets else host
+    is_host = bare and not set(bare) & {"[", "]"} and (":" in bare) == brackets
+    if not colon or not is_host or not port.isascii() or not port.isdigit():
         raise ConfigError(f"--dist-init-addr must be like 10.0.0.1:5000 or [fd00::1]:5000, not {text!r}")
     if not 0 < int(port) < 65536:
         raise ConfigError(f"--dist-init-addr {text!r}: the port must be from 1 to 65535")

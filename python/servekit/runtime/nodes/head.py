@@ -300,7 +300,7 @@ class Head:
         return node.life is not None and self._link.send(node.life, message)
 
     def leave(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        """End the other nodes and let go of the line; as the end of a `with` statement calls it."""
+        """End the other nodes and let go of the line, as the end of a `with` statement. Twice is harmless."""
         if error is None or isinstance(error, Stopped):
             # Ctrl-C at node 0 is no fault of anybody.
             died = self.status == DIED
@@ -310,6 +310,7 @@ class Head:
         for node in self._nodes.values():
             if node.gone is None:
                 self._send(node, end)
+            node.life = None
         self._link.close()
 
 

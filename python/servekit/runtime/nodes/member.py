@@ -278,11 +278,12 @@ class Member:
         self._link.send(Died(child.rank, 0 if child.status is None else child.status))
 
     def leave(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        """Tell node 0 why this one ends, if it did not say so itself; as the end of a `with` statement calls it."""
+        """Tell node 0 why this one ends, unless it said so, as the end of a `with` statement. Twice is harmless."""
         if self.end is None:
             told = f"node {self._args.node_rank} was told to stop"
             why = told if error is None or isinstance(error, Stopped) else f"node {self._args.node_rank}: {error}"
             self._link.send(Leaves(why))
+            self.end = (OK, why)
         self._link.close()
         if self._health is not None:
             self._health.close()
