@@ -6,6 +6,7 @@ import contextlib
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -83,8 +84,6 @@ class Server:
         left = [str(path) for path in Path("/dev/shm").glob(f"servekit-{self.pid}-*")]
         left += [str(path) for path in self.runtime.iterdir()]
         if self.port:
-            import socket
-
             with socket.socket() as sock:
                 if sock.connect_ex(("127.0.0.1", self.port)) == 0:
                     left.append(f"port {self.port}")
@@ -200,3 +199,51 @@ def stream() -> type[Stream]:
 @pytest.fixture(name="until")
 def until_fixture() -> Callable[..., float]:
     return until
+
+
+NODES_SECRET = "an example of a secret, long enough"
+
+
+class Nodes:
+    """One server on several nodes; the first one that is started gets the port that the others know."""
+
+    def __init__(self, start: Callable[..., Server], folder: Path, nodes: int) -> None:
+        self._start, self.nodes = start, nodes
+        with socket.socket() as sock:
+            sock.bind(("127.0.0.1", 0))
+            self.address = f"127.0.0.1:{sock.getsockname()[1]}"
+        self.secret = folder / "secret"
+        self.secret.write_text(NODES_SECRET)
+        self.secret.chmod(0o600)
+
+    def node(self, number: int, *flags: str, replicas: bool = True, **options: object) -> Server:
+        """Start one node, by default of one replica a node."""
+        layout = ["--data-parallel-size", str(self.nodes)] if replicas else []
+        layout += ["--nnodes", str(self.nodes), "--node-rank", str(number)]
+        place = ["--dist-init-addr", self.address, "--cluster-secret-file", str(self.secret)]
+        return self._start(*layout, *place, *flags, wait=False, **options)
+
+    def serving(self, head: Server) -> None:
+        """Wait until node 0 serves."""
+        until(lambda: head.process.poll() is not None or "\n" in head.output.read_text(), 60, head.text)
+        assert head.process.poll() is None, head.text()
+        head.port = int(head.output.read_text().split("http://127.0.0.1:")[1].split("/")[0])
+        head.processes()
+
+    def both(self, *flags: str, **options: object) -> tuple[Server, Server]:
+        """Node 0 and node 1, serving."""
+        head, other = self.node(0, *flags, **options), self.node(1, *flags, **options)
+        self.serving(head)
+        other.processes()
+        return head, other
+
+    def left(self, *nodes: Server) -> None:
+        """Nothing is left of these nodes."""
+        for each in nodes:
+            until(each.gone, 5.0, each.text)
+            assert each.traces() == []
+
+
+@pytest.fixture
+def nodes(start: Callable[..., Server], tmp_path: Path) -> Callable[..., Nodes]:
+    return lambda count=2: Nodes(start, tmp_path, count)

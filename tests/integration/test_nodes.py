@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
@@ -16,51 +15,9 @@ import pytest
 
 pytestmark = pytest.mark.timeout(120)
 ROOT = Path(__file__).parents[2]
-GONE_S = 5.0
-SECRET = "an example of a secret, long enough"
+
+
 RANK = "servekit::scheduler[dp={}]"
-
-
-class Nodes:
-    """One server on several nodes; the first one that is started gets the port that the others know."""
-
-    def __init__(self, start: Callable, until: Callable, folder: Path, nodes: int = 2) -> None:
-        self._start, self.until, self.nodes = start, until, nodes
-        with socket.socket() as sock:
-            sock.bind(("127.0.0.1", 0))
-            self.address = f"127.0.0.1:{sock.getsockname()[1]}"
-        self.secret = folder / "secret"
-        self.secret.write_text(SECRET)
-        self.secret.chmod(0o600)
-
-    def node(self, number: int, *flags: str, **options):
-        layout = ["--data-parallel-size", str(self.nodes), "--nnodes", str(self.nodes), "--node-rank", str(number)]
-        place = ["--dist-init-addr", self.address, "--cluster-secret-file", str(self.secret)]
-        return self._start(*layout, *place, *flags, wait=False, **options)
-
-    def serving(self, head) -> None:
-        self.until(lambda: head.process.poll() is not None or "\n" in head.output.read_text(), 60, head.text)
-        assert head.process.poll() is None, head.text()
-        head.port = int(head.output.read_text().split("http://127.0.0.1:")[1].split("/")[0])
-        head.processes()
-
-    def both(self, *flags: str):
-        """Node 0 and node 1, serving."""
-        head, other = self.node(0, *flags), self.node(1, *flags)
-        self.serving(head)
-        other.processes()
-        return head, other
-
-    def left(self, *nodes) -> None:
-        """Nothing is left of these nodes."""
-        for each in nodes:
-            self.until(each.gone, GONE_S, each.text)
-            assert each.traces() == []
-
-
-@pytest.fixture
-def nodes(start, until, tmp_path) -> Iterator[Callable[..., Nodes]]:
-    return lambda count=2: Nodes(start, until, tmp_path, count)
 
 
 def rank_of(answer: httpx.Response) -> int:
@@ -212,7 +169,7 @@ def test_a_differing_flag_and_a_wrong_secret_are_refused_and_the_right_node_is_t
     assert differing.process.wait(30) == 1
     assert "its --max-model-len is 1024 and that of node 0 is not given" in differing.text()
     wrong = tmp_path / "wrong"
-    wrong.write_text(SECRET[::-1])
+    wrong.write_text("quite another secret, long enough")
     wrong.chmod(0o600)
     stranger = two.node(1, "--cluster-secret-file", str(wrong))
     assert stranger.process.wait(30) == 1
@@ -231,11 +188,11 @@ def test_a_differing_flag_and_a_wrong_secret_are_refused_and_the_right_node_is_t
     two.left(head, other)
 
 
-def test_the_secret_is_seen_nowhere(nodes, monkeypatch):
+def test_the_secret_is_seen_nowhere(nodes):
     two = nodes()
-    two.secret.unlink()
     flags = ["--log-level", "debug"]
-    env = {"SERVEKIT_CLUSTER_SECRET": SECRET}
+    secret = two.secret.read_text()
+    env = {"SERVEKIT_CLUSTER_SECRET": secret}
 
     def node(number: int):
         layout = ["--data-parallel-size", "2", "--nnodes", "2", "--node-rank", str(number)]
@@ -244,15 +201,15 @@ def test_the_secret_is_seen_nowhere(nodes, monkeypatch):
     head, other = node(0), node(1)
     two.serving(head)
     for title, each in {**head.processes(), **other.processes()}.items():
-        assert SECRET not in title
+        assert secret not in title
         if title != "servekit::main":
             assert "SERVEKIT_CLUSTER_SECRET" not in each.environ()
     for each in (head, other):
-        assert SECRET not in each.text()
+        assert secret not in each.text()
         for segment in Path("/dev/shm").glob(f"servekit-{each.pid}-*"):
-            assert SECRET.encode() not in segment.read_bytes()
+            assert secret.encode() not in segment.read_bytes()
         arguments = subprocess.run(["ps", "-o", "args=", "-p", str(each.pid)], capture_output=True, text=True)
-        assert SECRET not in arguments.stdout
+        assert secret not in arguments.stdout
 
 
 def test_a_node_tells_probes_how_it_is(nodes, until):

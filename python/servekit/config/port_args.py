@@ -18,6 +18,7 @@ class PortArgs(msgspec.Struct, kw_only=True, frozen=True):
         worker_epochs: epoch of each HTTP worker.
         rank_epochs: epoch of each rank.
         tokenizer_file: `tokenizer.json` that workers, control and ranks load.
+        interface: network interface over which this node reaches the others, None where there is one node.
         tcp: host and port of sockets, by name: where the ranks of a replica meet, and those of other nodes.
     """
 
@@ -31,6 +32,7 @@ class PortArgs(msgspec.Struct, kw_only=True, frozen=True):
     worker_epochs: list[int]
     rank_epochs: list[int]
     tokenizer_file: str
+    interface: str | None = None
     tcp: dict[str, str] = {}
 
     def address(self, name: str) -> str:

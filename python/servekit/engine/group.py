@@ -107,7 +107,13 @@ class ReplicaGroup:
 
 @_needs_peers
 def join_group(
-    rank: Rank, sizes: Sizes, address: str, listener: int, device: torch.device, timeout_s: float
+    rank: Rank,
+    sizes: Sizes,
+    address: str,
+    listener: int,
+    device: torch.device,
+    timeout_s: float,
+    interface: str | None = None,
 ) -> ReplicaGroup:
     """Meet the other ranks of the replica; returns when all are there.
 
@@ -117,17 +123,23 @@ def join_group(
         listener: descriptor of the socket that is bound to it already, for that rank; -1 for the others.
         device: what the ranks compute on.
         timeout_s: how long to wait for the others, here and in every step.
+        interface: of the network on which they talk, if some are on other nodes; else they do on loopback.
 
     Raises:
         GroupError: they did not come.
     """
     host, _, port = address.rpartition(":")
     # Left to itself, Gloo takes the address that the host's name means.
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", _loopback())
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", interface or _loopback())
+    if interface is not None:
+        # Without the sign it would be any interface whose name begins so.
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={interface}")
     timeout = timedelta(seconds=timeout_s)
     # Bound by whoever asks for it: on its own the store would listen on every interface.
     owned = {"master_listen_fd": listener} if listener >= 0 else {}
-    store = dist.TCPStore(host, int(port), sizes.world, listener >= 0, timeout, wait_for_workers=False, **owned)
+    store = dist.TCPStore(
+        host.strip("[]"), int(port), sizes.world, listener >= 0, timeout, wait_for_workers=False, **owned
+    )
     backend = "gloo" if device.type == "cpu" else f"cpu:gloo,{device.type}:nccl"
     dist.init_process_group(backend, store=store, rank=rank.world, world_size=sizes.world, timeout=timeout)
     return ReplicaGroup(rank, sizes)

@@ -124,11 +124,6 @@ class Server:
         """Open the line to the other nodes, if there are any; the TCP sockets of this one."""
         if self.sizes.nodes == 1:
             return Listeners(self._lines, 0, LOOPBACK)
-        if self.sizes.nodes > self.sizes.replicas:
-            raise ConfigError(
-                f"--nnodes {self.sizes.nodes} with {self.sizes.replicas} replicas (--data-parallel-size): a replica over"
-                " several nodes can be shown by --show-ranks and not yet served"
-            )
         # ZeroMQ comes with it, which a main alone has no use for.
         from servekit.runtime.nodes.head import Head
         from servekit.runtime.nodes.meeting import find_place
@@ -173,6 +168,7 @@ class Server:
             worker_epochs=[FIRST_EPOCH] * args.tokenizer_workers,
             rank_epochs=[FIRST_EPOCH] * args.data_parallel_size,
             tokenizer_file=model.tokenizer_file,
+            interface=None if self.nodes is None else self.nodes.interface,
             tcp=reached_by_tcp(self._lines, args.node_rank, addresses),
         )
         return Config(args, ports, model)

@@ -14,10 +14,12 @@ import msgspec
 import numpy as np
 import zmq
 
+from servekit.config.secrets import Keys
 from servekit.engine.plan import Plan, StepResult
 from servekit.messages.envelope import Kind
 from servekit.messages.requests import ProfileReq, SetLogLevelReq
 from servekit.runtime.ranks import GroupError
+from servekit.transport.between_nodes import connect, listen
 
 STEP, STOP, ASK, JOINT = 0, -1, -2, -3
 """Kinds of orders; any other is the kind of a control message. `ASK` is for leaders: what they would compute next."""
@@ -71,10 +73,14 @@ _decoders = {kind: msgspec.msgpack.Decoder(body, dec_hook=_unpack) for kind, bod
 
 
 class _End:
-    """One end of a line: its sockets, and their end."""
+    """One end of a line: its sockets, and their end.
 
-    def __init__(self) -> None:
-        self._context = zmq.Context()
+    All are given an address as of `PortArgs`; where the other end may be on another node, the keys of the sockets between
+    nodes; and to receive from there, the descriptor of a TCP socket that listens.
+    """
+
+    def __init__(self, keys: Keys | None) -> None:
+        self._context, self._keys = zmq.Context(), keys
 
     def _open(self, kind: int) -> zmq.Socket[bytes]:
         sock: zmq.Socket[bytes] = self._context.socket(kind)
@@ -84,6 +90,16 @@ class _End:
         sock.setsockopt(zmq.RCVHWM, 0)
         # All processes start together, so the peer's socket is often a moment late.
         sock.setsockopt(zmq.RECONNECT_IVL, 10)
+        return sock
+
+    def _connect(self, address: str) -> zmq.Socket[bytes]:
+        sock = self._open(zmq.PUSH)
+        connect(sock, address, self._keys)
+        return sock
+
+    def _listen(self, address: str, listener: int | None) -> zmq.Socket[bytes]:
+        sock = self._open(zmq.PULL)
+        listen(sock, address, listener, self._keys)
         return sock
 
     def close(self) -> None:
@@ -99,11 +115,9 @@ class OrderSender(_End):
         leaders: which of these are leaders of other data-parallel ranks.
     """
 
-    def __init__(self, addresses: Sequence[str], leaders: Sequence[int] = ()) -> None:
-        super().__init__()
-        self._sockets = [self._open(zmq.PUSH) for _ in addresses]
-        for sock, address in zip(self._sockets, addresses, strict=True):
-            sock.connect(address)
+    def __init__(self, addresses: Sequence[str], leaders: Sequence[int] = (), keys: Keys | None = None) -> None:
+        super().__init__(keys)
+        self._sockets = [self._connect(address) for address in addresses]
         self._numbers = [0] * len(addresses)
         self._leaders, self._joint = leaders, 0
 
@@ -144,10 +158,9 @@ class OrderReceiver(_End):
         address: to bind its socket to.
     """
 
-    def __init__(self, address: str) -> None:
-        super().__init__()
-        self._socket = self._open(zmq.PULL)
-        self._socket.bind(address)
+    def __init__(self, address: str, listener: int | None = None, keys: Keys | None = None) -> None:
+        super().__init__(keys)
+        self._socket = self._listen(address, listener)
         self._number = self._step = 0
 
     def next(self) -> tuple[int, Any]:
@@ -189,10 +202,9 @@ class OfferSender(_End):
         dp: whose offers these are.
     """
 
-    def __init__(self, address: str, dp: int) -> None:
-        super().__init__()
-        self._socket, self._dp = self._open(zmq.PUSH), dp
-        self._socket.connect(address)
+    def __init__(self, address: str, dp: int, keys: Keys | None = None) -> None:
+        super().__init__(keys)
+        self._socket, self._dp = self._connect(address), dp
 
     def want(self) -> None:
         """Ask for a step, for there is something new."""
@@ -206,10 +218,9 @@ class OfferSender(_End):
 class OfferReceiver(_End):
     """The first leader's end of it."""
 
-    def __init__(self, address: str) -> None:
-        super().__init__()
-        self._socket = self._open(zmq.PULL)
-        self._socket.bind(address)
+    def __init__(self, address: str, listener: int | None = None, keys: Keys | None = None) -> None:
+        super().__init__(keys)
+        self._socket = self._listen(address, listener)
 
     def next(self) -> tuple[int, bool, Plan | None]:
         """Wait for the next word: whose it is, whether it is an answer, and the plan of one that has some."""
@@ -219,10 +230,9 @@ class OfferReceiver(_End):
 class ResultSender(_End):
     """The last stage's end of the way back: what its first rank sampled."""
 
-    def __init__(self, address: str) -> None:
-        super().__init__()
-        self._socket = self._open(zmq.PUSH)
-        self._socket.connect(address)
+    def __init__(self, address: str, keys: Keys | None = None) -> None:
+        super().__init__(keys)
+        self._socket = self._connect(address)
 
     def send(self, step: int, result: StepResult) -> None:
         """Send what a step brought."""
@@ -232,10 +242,9 @@ class ResultSender(_End):
 class ResultReceiver(_End):
     """The leader's end of it."""
 
-    def __init__(self, address: str) -> None:
-        super().__init__()
-        self._socket = self._open(zmq.PULL)
-        self._socket.bind(address)
+    def __init__(self, address: str, listener: int | None = None, keys: Keys | None = None) -> None:
+        super().__init__(keys)
+        self._socket = self._listen(address, listener)
 
     def next(self, step: int) -> StepResult:
         """Wait for what a step brought.

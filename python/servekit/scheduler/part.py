@@ -7,10 +7,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from servekit.config import ConfigError
-from servekit.config.port_args import orders_ipc, results_ipc, store_name
+from servekit.config.port_args import offers_ipc, orders_ipc, results_ipc, store_name
 from servekit.runtime.ranks import make_ranks
 from servekit.scheduler.follower import Follower
-from servekit.scheduler.orders import OrderReceiver, OrderSender, ResultReceiver, ResultSender
+from servekit.scheduler.orders import (
+    OfferReceiver,
+    OfferSender,
+    OrderReceiver,
+    OrderSender,
+    ResultReceiver,
+    ResultSender,
+)
 from servekit.scheduler.profiling import Profiler
 
 if TYPE_CHECKING:
@@ -54,9 +61,12 @@ def load_part(ctx: ChildContext) -> TorchRunner:
 def _join(ctx: ChildContext, device: torch.device) -> ReplicaGroup:
     from servekit.engine.group import join_group
 
-    name = store_name(ctx.rank.replica)
-    address, listener = ctx.config.port_args.tcp[name], ctx.sockets.get(name, -1)
-    return join_group(ctx.rank, ctx.sizes, address, listener, device, ctx.config.server_args.dist_timeout)
+    ports, name = ctx.config.port_args, store_name(ctx.rank.replica)
+    address, listener = ports.tcp[name], ctx.sockets.get(name, -1)
+    nodes = {rank.node for rank in make_ranks(ctx.sizes) if rank.replica == ctx.rank.replica}
+    interface = ports.interface if len(nodes) > 1 else None
+    timeout = ctx.config.server_args.dist_timeout
+    return join_group(ctx.rank, ctx.sizes, address, listener, device, timeout, interface)
 
 
 def order_sender(ctx: ChildContext) -> OrderSender:
@@ -64,19 +74,35 @@ def order_sender(ctx: ChildContext) -> OrderSender:
     ports, replica = ctx.config.port_args, ctx.rank.replica
     ranks = [rank for rank in make_ranks(ctx.sizes) if rank.replica == replica and rank.world > 0]
     addresses = [ports.address(orders_ipc(replica, rank.world)) for rank in ranks]
-    return OrderSender(addresses, [place for place, rank in enumerate(ranks) if rank.leader])
+    return OrderSender(addresses, [place for place, rank in enumerate(ranks) if rank.leader], ctx.keys)
 
 
 def order_receiver(ctx: ChildContext) -> OrderReceiver:
     """Any other rank's end of it."""
-    return OrderReceiver(ctx.config.port_args.address(orders_ipc(ctx.rank.replica, ctx.rank.world)))
+    return OrderReceiver(*_own(ctx, orders_ipc(ctx.rank.replica, ctx.rank.world)), ctx.keys)
+
+
+def offer_sender(ctx: ChildContext) -> OfferSender:
+    """From another leader of a replica to its first one."""
+    address = ctx.config.port_args.address(offers_ipc(ctx.rank.replica))
+    return OfferSender(address, ctx.rank.attn_dp, ctx.keys)
+
+
+def offer_receiver(ctx: ChildContext) -> OfferReceiver:
+    """The first leader's end of it."""
+    return OfferReceiver(*_own(ctx, offers_ipc(ctx.rank.replica)), ctx.keys)
 
 
 def result_receiver(ctx: ChildContext) -> ResultReceiver | None:
     """A leader's end of the way back from the last stage, None where there is one stage."""
     if ctx.sizes.pipeline == 1:
         return None
-    return ResultReceiver(ctx.config.port_args.address(results_ipc(ctx.rank.dp)))
+    return ResultReceiver(*_own(ctx, results_ipc(ctx.rank.dp)), ctx.keys)
+
+
+def _own(ctx: ChildContext, name: str) -> tuple[str, int | None]:
+    """Where this process listens, for its own node and for others."""
+    return ctx.config.port_args.own_address(name), ctx.sockets.get(name)
 
 
 def create_torch_follower(ctx: ChildContext) -> Follower:
@@ -84,7 +110,7 @@ def create_torch_follower(ctx: ChildContext) -> Follower:
     runner, rank = load_part(ctx), ctx.rank
     # One rank of the last stage tells each leader what all of them have sampled.
     tells = rank.pp == ctx.sizes.pipeline - 1 > 0 and rank.attn_tp == rank.attn_cp == 0
-    results = ResultSender(ctx.config.port_args.address(results_ipc(rank.dp))) if tells else None
+    results = ResultSender(ctx.config.port_args.address(results_ipc(rank.dp)), ctx.keys) if tells else None
     name = f"rank{rank.dp}-pp{rank.pp}-tp{rank.tp}-epoch{ctx.epoch}"
     return Follower(runner, order_receiver(ctx), results, Profiler(profiles_of(ctx), name), rank.attn_dp)
 

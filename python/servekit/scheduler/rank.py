@@ -12,7 +12,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from servekit.config.port_args import offers_ipc
 from servekit.engine.dummy_runner import DummyRunner
 from servekit.engine.embedding_plan import EmbeddingRunner
 from servekit.engine.plan import ModelRunner, Plan
@@ -22,8 +21,16 @@ from servekit.messages.requests import ControlReply
 from servekit.scheduler.embedding import EmbeddingConfig, EmbeddingScheduler
 from servekit.scheduler.follower import LeadingRunner
 from servekit.scheduler.log_level import set_log_level
-from servekit.scheduler.orders import FOLLOWED, OfferReceiver, OfferSender, OrderSender, ResultReceiver
-from servekit.scheduler.part import load_part, order_receiver, order_sender, profiles_of, result_receiver
+from servekit.scheduler.orders import FOLLOWED, OrderSender, ResultReceiver
+from servekit.scheduler.part import (
+    load_part,
+    offer_receiver,
+    offer_sender,
+    order_receiver,
+    order_sender,
+    profiles_of,
+    result_receiver,
+)
 from servekit.scheduler.profiling import Profiler
 from servekit.scheduler.scheduler import Scheduler, SchedulerConfig
 
@@ -233,12 +240,10 @@ def _make_rank(ctx: ChildContext, runner: ModelRunner, config: SchedulerConfig, 
         return TorchRank(LeadingRunner(runner, named["orders"], results, config.flights - 1), config, **named)
     from servekit.scheduler.joint import FirstLeader, OtherLeader
 
-    offers = ctx.config.port_args.address(offers_ipc(ctx.rank.replica))
     if ctx.rank.world == 0:
-        heard = OfferReceiver(offers)
+        heard = offer_receiver(ctx)
         return FirstLeader(runner, config, offers=heard, others=ctx.sizes.attn_dp - 1, results=results, **named)
-    sender = OfferSender(offers, ctx.rank.attn_dp)
-    return OtherLeader(runner, config, heard=order_receiver(ctx), offers=sender, results=results, **named)
+    return OtherLeader(runner, config, heard=order_receiver(ctx), offers=offer_sender(ctx), results=results, **named)
 
 
 def _create_embedding_rank(ctx: ChildContext) -> TorchRank:

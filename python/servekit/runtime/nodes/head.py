@@ -79,6 +79,7 @@ class Head:
     Attributes:
         ranks: those of the other nodes.
         addresses: of all nodes' sockets, once `meet` has returned.
+        interface: over which this node reaches the others.
         keys: of the sockets between the nodes.
         status: with which the other nodes end when this one does.
     """
@@ -89,7 +90,7 @@ class Head:
         Raises:
             ConfigError: the address can't be listened on.
         """
-        self._args, self._place = args, place
+        self._args, self._place, self.interface = args, place, place.interface
         self._run = os.urandom(16)
         self.keys = make_keys(place.secret, DATA, self._run)
         listener = listen_at(place.head, "--dist-init-addr")

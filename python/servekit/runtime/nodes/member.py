@@ -70,13 +70,14 @@ class Member:
     Attributes:
         ranks: empty: of other nodes' ranks it knows nothing.
         addresses: of all nodes' sockets, once `meet` has returned.
+        interface: over which this node reaches the others.
         keys: of the sockets between the nodes; likewise.
         taking_part: node 0 has said that all are there.
         end: how and why this node has to end, None while it has not.
     """
 
     def __init__(self, args: ServerArgs, place: Place) -> None:
-        self._args, self._place = args, place
+        self._args, self._place, self.interface = args, place, place.interface
         self.ranks: list[Process] = []
         self.addresses = dict(place.listeners.addresses)
         self.keys: Keys | None = None
