@@ -75,8 +75,8 @@ _decoders = {kind: msgspec.msgpack.Decoder(body, dec_hook=_unpack) for kind, bod
 class _End:
     """One end of a line: its sockets, and their end.
 
-    All are given an address as of `PortArgs`; where the other end may be on another node, the keys of the sockets between
-    nodes; and to receive from there, the descriptor of a TCP socket that listens.
+    All are given an address as of `PortArgs`; where the other end may be on another node, the keys of the sockets
+    between nodes; and to receive from there, the descriptor of a TCP socket that listens.
     """
 
     def __init__(self, keys: Keys | None) -> None:
