@@ -45,7 +45,7 @@ def needs(field: str, folder: Path) -> tuple[str | None, list[str]]:
         others = ["--tensor-parallel-size", "2"]
     if field == "nnodes":
         others += ["--dist-init-addr", "10.0.0.1:5000"]
-    if field == "node_rank":
+    if field in ("node_rank", "launcher"):
         others = ["--nnodes", "2", "--data-parallel-size", "2", "--dist-init-addr", "10.0.0.1:5000"]
     if field.startswith("ssl_") and field != "ssl_certfile":
         others += ["--ssl-certfile", path]

@@ -158,6 +158,8 @@ FLAGS = (
     Flag("node_ip", RANKS, "Address of this machine for the other nodes.", (), "IP", "by the route to node 0"),
     Flag("dist_port_range", RANKS, "Ports between nodes, such as 40000-40100.", (), "FROM-TO", "any"),
     Flag("health_port", RANKS, "Where other nodes than 0 tell how they are, at --host.", (), "PORT"),
+    Flag("launcher", RANKS, "Who starts the other nodes: local, you; ray, a Ray cluster."),
+    Flag("ray_address", RANKS, "Of that cluster.", (), "HOST:PORT", "RAY_ADDRESS, or this machine's"),
     Flag("cluster_secret_file", RANKS, "File with the secret of all nodes.", (), "FILE"),
     Flag("base_gpu_id", RANKS, "First device of each machine.", (), "ID"),
     Flag("gpu_id_step", RANKS, "How far it is from a rank's device to the next one's.", (), "N"),

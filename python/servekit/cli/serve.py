@@ -76,6 +76,9 @@ def _check_nodes(args: ServerArgs) -> None:
 def _spread_out(ctx: click.Context, values: dict[str, Any]) -> None:
     """Neighbours' flags that stand for several of ours, put in their place."""
     attn_dp, all_experts = values.pop("attn_dp_size"), values.pop("enable_expert_parallel")
+    with_ray = values.pop("use_ray"), values.pop("distributed_executor_backend") == "ray"
+    if any(with_ray):
+        values["launcher"] = "ray"
     if attn_dp is not None:
         given = ctx.get_parameter_source("data_parallel_size") is not click.core.ParameterSource.DEFAULT
         if given and values["data_parallel_size"] != attn_dp:
@@ -93,6 +96,8 @@ def make_command() -> click.Command:
         *map(_option, FLAGS),
         Option(["--attn-dp-size"], group=RANKS, type=int, hidden=True),
         Option(["--enable-expert-parallel"], group=RANKS, is_flag=True, hidden=True),
+        Option(["--use-ray"], group=RANKS, is_flag=True, hidden=True),
+        Option(["--distributed-executor-backend"], group=RANKS, type=click.Choice(["mp", "ray"]), hidden=True),
         Option(
             [SHOW_RANKS],
             group=RANKS,
@@ -217,9 +222,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         click.echo(f"{PROGRAM}: error: {error}", err=True)
         sys.exit(USAGE)
     try:
-        from servekit.runtime.supervisor import serve
+        if args.launcher == "ray":
+            from servekit.runtime.ray_launcher import serve_on_ray
 
-        status = serve(args)
+            status = serve_on_ray(args, arguments)
+        else:
+            from servekit.runtime.supervisor import serve
+
+            status = serve(args)
     except KeyboardInterrupt:
         # Ctrl-C while modules are still being loaded: nothing has been made yet.
         status = INTERRUPTED

@@ -20,6 +20,7 @@ LOAD_BALANCE_METHODS = (
 DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("auto", "float32", "float16", "bfloat16")
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
+LAUNCHERS = ("local", "ray")
 ATTENTION_BACKENDS = ("auto", "torch", "flashinfer")
 SCHEDULE_POLICIES = ("fcfs", "lpm", "priority")
 LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -71,6 +72,8 @@ class ServerArgs(msgspec.Struct, kw_only=True, frozen=True):
         dist_port_range: ports for the sockets between nodes, such as 40000-40100; None is any.
         health_port: where nodes other than 0 tell at `host` how their ranks are; None tells it nowhere.
         cluster_secret_file: file with the secret that all nodes share.
+        launcher: who starts the other nodes: local, each machine's operator; ray, actors of a Ray cluster.
+        ray_address: of that cluster; None is RAY_ADDRESS, or the one that this machine belongs to.
         base_gpu_id, gpu_id_step: first device of each machine, and how far it is to the next.
         load_balance_method: how a request finds its rank.
         rank_wait_timeout: seconds that a request waits for a rank to become active.
@@ -142,6 +145,8 @@ class ServerArgs(msgspec.Struct, kw_only=True, frozen=True):
     dist_port_range: str | None = None
     health_port: int | None = None
     cluster_secret_file: str | None = None
+    launcher: str = "local"
+    ray_address: str | None = None
     base_gpu_id: int = 0
     gpu_id_step: int = 1
     load_balance_method: str = "auto"
@@ -212,6 +217,11 @@ class ServerArgs(msgspec.Struct, kw_only=True, frozen=True):
     def _validate_nodes(self) -> None:
         if self.node_rank >= self.nnodes:
             raise ConfigError(f"--node-rank {self.node_rank}: --nnodes {self.nnodes} are numbered from 0")
+        if self.launcher == "ray":
+            if self.nnodes == 1:
+                raise ConfigError("--launcher ray places other nodes, and --nnodes is 1")
+            if self.node_rank:
+                raise ConfigError("--launcher ray starts the other nodes itself: --node-rank is 0 where it is given")
         if self.node_ip is not None:
             try:
                 ipaddress.ip_address(self.node_ip)
@@ -299,6 +309,7 @@ _NOT_EMPTY = (
     "node_ip",
     "dist_port_range",
     "cluster_secret_file",
+    "ray_address",
 )
 
 CHOICES: dict[str, tuple[str, ...]] = {
@@ -306,6 +317,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "dtype": DTYPES,
     "device": DEVICES,
     "load_format": LOAD_FORMATS,
+    "launcher": LAUNCHERS,
     "attention_backend": ATTENTION_BACKENDS,
     "schedule_policy": SCHEDULE_POLICIES,
     "log_level": LOG_LEVELS,

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from servekit.runtime.launcher import HTTP, SCHEDULER, Process
+from servekit.runtime.notify import tell_stopping
 from servekit.runtime.phase import Phase
 from servekit.runtime.watch import Ended, Signal
 
@@ -36,6 +37,7 @@ def drain(server: Server) -> int:
         Exit status: 0, also when the time was up; 130 after Ctrl-C meanwhile; 1 when a child died meanwhile.
     """
     server.state_page.phase = Phase.DRAINING
+    tell_stopping()
     timeout = server.args.drain_timeout
     logger.info("draining: %d open requests get up to %g s", server.open_requests(), timeout)
     deadline = time.monotonic() + timeout

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from servekit.config import SchedulerInfo
 from servekit.runtime.launcher import SCHEDULER, Process
 from servekit.runtime.listen import url_of
+from servekit.runtime.notify import tell_ready
 from servekit.runtime.phase import Phase
 from servekit.runtime.progress import Progress
 from servekit.runtime.watch import Ended, Message, Signal
@@ -70,6 +71,7 @@ def start(server: Server) -> int | None:
             _take(server, event, progress)
     server.state_page.phase = Phase.READY
     server.state_page.mark_ready()
+    tell_ready()
     return None
 
 

@@ -38,6 +38,7 @@ from servekit.runtime.nodes.link import (
 from servekit.runtime.nodes.meeting import DATA, MEETING, Place
 from servekit.runtime.nodes.secret import make_keys
 from servekit.runtime.nodes.shape import Shape, shape_of
+from servekit.runtime.notify import tell_ready
 from servekit.runtime.phase import Phase
 from servekit.runtime.shutdown import DIED, OK, STOP_S, end_children
 from servekit.runtime.startup import StartError
@@ -268,6 +269,7 @@ class Member:
             if all(each.ready_after is not None for each in server.children):
                 server.state_page.phase = Phase.READY
                 server.state_page.mark_ready()
+                tell_ready()
 
     def pass_on(self, child: Process, body: dict[str, Any]) -> None:
         """Tell node 0 what a rank of this node said."""

@@ -30,6 +30,8 @@ OWN = frozenset(
         "health_port",
         "cluster_secret_file",
         # What only node 0 does.
+        "launcher",
+        "ray_address",
         "host",
         "port",
         "uds",
