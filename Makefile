@@ -42,6 +42,7 @@ test: ## formatting and types, Rust and Python tests and one setting end to end,
 
 .PHONY: test-all
 test-all: test lint ## all of `make test`, clippy, then the slow tests: whole settings, clients, kill matrices (an hour at most)
+	$(PIP) --quiet ray
 	$(BIN)/python -m pytest -m slow --timeout 1500
 
 .PHONY: lint
