@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
 
 from tests.integration.conftest import Server, Stream, until
@@ -108,6 +111,17 @@ def test_a_node_that_ray_loses_is_a_node_that_died(start: Callable[..., Server],
     dead = [stream for stream in streams if stream.errors]
     assert 0 < len(dead) < 8
     until(lambda: all(stream.ended_with_one_error() for stream in dead), 10)
+
+
+def test_no_end_of_the_launcher_leaves_anything(start: Callable[..., Server], nodes: list[str]) -> None:
+    server = start(*nodes, "--dp", "2")
+    node_1 = psutil.Process(int(re.findall(r"pid=(\d+) asking node 0", server.text())[0]))
+    assert server.stop(signal.SIGINT) == 130
+    until(lambda: not node_1.is_running() and server.gone(), 20, server.text)
+    server = start(*nodes, "--dp", "2")
+    node_1 = psutil.Process(int(re.findall(r"pid=(\d+) asking node 0", server.text())[0]))
+    server.process.kill()
+    until(lambda: not node_1.is_running() and server.gone(), 30, server.text)
 
 
 def test_a_cluster_that_is_not_there_is_named_in_one_line(start: Callable[..., Server], nodes: list[str]) -> None:
