@@ -102,8 +102,8 @@ fn value(format: Format, block: &[u8], i: usize) -> f64 {
 #[test]
 fn products_are_right_and_a_row_depends_on_nothing_else() {
     let mut numbers = Numbers(1);
-    let (rows, most) = (75, 29);
-    // Weights, columns and rows enough that each is cut into several pieces and a rest; and a rest that is none.
+    let (rows, most) = (75, 77);
+    // Rows enough for panels and a rest at every level, of the matrix for several pieces and a rest.
     let widths = |format: Format| if format.weights() == 32 { [800, 544] } else { [768, 256] };
     for (format, width) in Format::ALL.into_iter().flat_map(|f| widths(f).map(|width| (f, width))) {
         let stored: Vec<_> = (0..rows).map(|_| row(format, width, &mut numbers)).collect();
@@ -114,9 +114,21 @@ fn products_are_right_and_a_row_depends_on_nothing_else() {
             // SAFETY: the arrays have these sizes and outlive the matrix.
             let matrix = unsafe { Matrix::new(format, bytes.as_ptr(), bias.as_ptr(), rows, width) }.unwrap();
             let mut whole: Vec<f32> = Vec::new();
-            for (count, threads) in
-                [(most, 1), (1, 1), (1, 2), (2, 2), (3, 1), (4, 2), (5, 1), (6, 2), (7, 2), (most, 3)]
-            {
+            for (count, threads) in [
+                (most, 1),
+                (1, 1),
+                (1, 2),
+                (2, 2),
+                (3, 1),
+                (4, 2),
+                (5, 1),
+                (6, 2),
+                (7, 2),
+                (13, 2),
+                (30, 1),
+                (48, 2),
+                (most, 3),
+            ] {
                 let pool = Pool::new(threads).unwrap();
                 let stride = rows + 5;
                 let mut y = vec![f32::NAN; count * stride];

@@ -41,6 +41,23 @@ pub(crate) trait Isa: Copy {
     /// The sums of four registers' lanes.
     unsafe fn sums(a: [Self::V; 4]) -> [f32; 4];
 
+    /// Which lane comes in its turn where [`Isa::sums`] adds in pairs: the first with the second, the third with the
+    /// fourth, then these sums likewise.
+    #[inline(always)]
+    fn lane(turn: usize) -> usize {
+        turn
+    }
+
+    /// `LANES` rows of as many numbers, `stride` apart, become columns: `apart` apart.
+    #[inline(always)]
+    unsafe fn transpose(from: *const f32, stride: usize, to: *mut f32, apart: usize) {
+        for i in 0..Self::LANES {
+            for j in 0..Self::LANES {
+                *to.add(j * apart + i) = *from.add(i * stride + j);
+            }
+        }
+    }
+
     /// A float16.
     unsafe fn half(from: *const u8) -> f32;
     /// Two float16s, each in all lanes.
@@ -125,6 +142,17 @@ impl Level {
             return if wide { &[Self::Portable, Self::Avx2, Self::Avx512] } else { &[Self::Portable, Self::Avx2] };
         }
         &[Self::Portable]
+    }
+
+    /// Numbers in a register.
+    pub(crate) fn lanes(self) -> usize {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512 => x86::Avx512::LANES,
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx2 => x86::Avx2::LANES,
+            _ => Portable::LANES,
+        }
     }
 
     /// Its name.

@@ -118,6 +118,10 @@ impl Isa for Portable {
         a.map(|v| ((v[0] + v[4]) + (v[2] + v[6])) + ((v[1] + v[5]) + (v[3] + v[7])))
     }
 
+    fn lane(turn: usize) -> usize {
+        [0, 4, 2, 6, 1, 5, 3, 7][turn]
+    }
+
     #[inline(always)]
     unsafe fn half(from: *const u8) -> f32 {
         half(word(from, 0))

@@ -38,6 +38,26 @@ unsafe fn two_halves(from: *const u8) -> __m128 {
     _mm_cvtph_ps(_mm_loadu_si32(from))
 }
 
+/// Eight rows of eight numbers become columns, see [`Isa::transpose`].
+#[inline(always)]
+unsafe fn transpose_8(from: *const f32, stride: usize, to: *mut f32, apart: usize) {
+    // Rows i and i + 4 in one register, so that what follows stays within its halves.
+    let two = |row: usize, at: usize| {
+        let low = _mm256_castps128_ps256(_mm_loadu_ps(from.add(row * stride + at)));
+        _mm256_insertf128_ps::<1>(low, _mm_loadu_ps(from.add((row + 4) * stride + at)))
+    };
+    for at in [0, 4] {
+        let [a, b, c, d] = [two(0, at), two(1, at), two(2, at), two(3, at)];
+        let (ab, ab_upper) = (_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b));
+        let (cd, cd_upper) = (_mm256_unpacklo_ps(c, d), _mm256_unpackhi_ps(c, d));
+        let to = to.add(at * apart);
+        _mm256_storeu_ps(to, _mm256_shuffle_ps::<0b01_00_01_00>(ab, cd));
+        _mm256_storeu_ps(to.add(apart), _mm256_shuffle_ps::<0b11_10_11_10>(ab, cd));
+        _mm256_storeu_ps(to.add(2 * apart), _mm256_shuffle_ps::<0b01_00_01_00>(ab_upper, cd_upper));
+        _mm256_storeu_ps(to.add(3 * apart), _mm256_shuffle_ps::<0b11_10_11_10>(ab_upper, cd_upper));
+    }
+}
+
 impl Isa for Avx2 {
     type V = __m256;
     type Table = (__m256, __m256);
@@ -122,6 +142,11 @@ impl Isa for Avx2 {
         // Each adds neighbouring lanes, first of two registers, then of the two results.
         let four = _mm256_hadd_ps(_mm256_hadd_ps(a[0], a[1]), _mm256_hadd_ps(a[2], a[3]));
         std::mem::transmute(_mm_add_ps(_mm256_castps256_ps128(four), _mm256_extractf128_ps::<1>(four)))
+    }
+
+    #[inline(always)]
+    unsafe fn transpose(from: *const f32, stride: usize, to: *mut f32, apart: usize) {
+        transpose_8(from, stride, to, apart);
     }
 
     #[inline(always)]
@@ -272,6 +297,20 @@ impl Isa for Avx512 {
         let halves = _mm512_add_ps(quarters, _mm512_shuffle_f32x4::<0b01_00_11_10>(quarters, quarters));
         let half = _mm512_castps512_ps256(halves);
         std::mem::transmute(_mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps::<1>(half)))
+    }
+
+    #[inline(always)]
+    fn lane(turn: usize) -> usize {
+        // Of four, and of the four fours, the first meets the third.
+        const MEETS: [usize; 4] = [0, 2, 1, 3];
+        4 * MEETS[turn / 4] + MEETS[turn % 4]
+    }
+
+    #[inline(always)]
+    unsafe fn transpose(from: *const f32, stride: usize, to: *mut f32, apart: usize) {
+        for (i, j) in [(0, 0), (0, 8), (8, 0), (8, 8)] {
+            transpose_8(from.add(i * stride + j), stride, to.add(j * apart + i), apart);
+        }
     }
 
     #[inline(always)]
