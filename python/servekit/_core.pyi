@@ -247,8 +247,8 @@ class StatePage:
     """
 
     @staticmethod
-    def create(name: str, workers: int, ranks: int) -> StatePage:
-        """Make a page for 1 to 4096 workers and ranks, readable by this user only.
+    def create(name: str, workers: int, ranks: int, followers: int = 0) -> StatePage:
+        """Make a page for 1 to 4096 workers and ranks, and up to as many followers, readable by this user only.
 
         Raises:
             SettingError: no plain file name, or a count out of range.
@@ -293,19 +293,32 @@ class StatePage:
         A new life of a worker holds no places; what it counted stays.
 
         Args:
-            role: control, http or scheduler.
+            role: control, http, scheduler or follower.
             index: its number.
             epoch: the life, from 1.
             pid: its process id.
         """
 
-    def relay_rank(self, index: int, epoch: int, pulse_age_s: float, phase: str, phase_age_s: float, step: int) -> None:
+    def relay_rank(
+        self,
+        index: int,
+        epoch: int,
+        pulse_age_s: float,
+        phase: str,
+        phase_age_s: float,
+        moved_age_s: float,
+        step: int,
+        awaits: bool,
+    ) -> None:
         """Show what was told of a rank on another machine, in place of the rank, which can't write here.
 
         Args:
-            index, epoch: the rank, and which life of it this is.
+            index: the rank; followers are counted behind the ranks.
+            epoch: which life of it this is.
             pulse_age_s: seconds since its last pulse.
             phase, phase_age_s, step: what its engine does, since how many seconds, and in which step.
+            moved_age_s: seconds since it got ahead with that.
+            awaits: whether it waits for others of its group.
 
         Raises:
             SettingError: an unknown phase.
@@ -373,7 +386,7 @@ class StatePage:
         """Whether each rank takes requests."""
 
     def snapshot(self) -> dict[str, Any]:
-        """All of it as plain values: `phase`, `ready_once`, `control`, `ranks` and `workers` (one dict each)."""
+        """All of it as plain values: phase, ready_once, control, and one dict each of ranks, followers and workers."""
 
 @final
 class Encoder:
@@ -509,7 +522,8 @@ class Pulse:
 
         Args:
             page: name of the state page.
-            rank, epoch: the rank, and which life of it this is.
+            rank: the rank; followers are counted behind the ranks.
+            epoch: which life of it this is.
 
         Raises:
             ResourceError: there is no such page, or no thread.
@@ -520,12 +534,18 @@ class Pulse:
         """Say what the engine does from now on.
 
         Args:
-            phase: loading, idle, working (on messages and plans) or computing.
+            phase: loading, idle, working (on messages and plans), computing, or waiting for its group to compute.
             step: the step that it computes, or computed last; 0 before the first.
 
         Raises:
             SettingError: an unknown phase.
         """
+
+    def awaits(self, peers: bool) -> None:
+        """Say whether it waits for others of its group from now on, in the middle of a step."""
+
+    def moved(self) -> None:
+        """Say that it gets ahead with that: by a layer, or by what it has sent."""
 
     def close(self) -> None:
         """Stop to beat. Twice is no error."""

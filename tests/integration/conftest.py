@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import signal
@@ -18,24 +19,41 @@ import psutil
 import pytest
 
 START_S = 120.0
+ROOT = Path(__file__).parents[2]
 
 
 class Server:
-    """One `servekit-serve`, its output in a file. Its run directory lies in a folder of its own."""
+    """One `servekit-serve`, its output in a file. Its run directory lies in a folder of its own.
 
-    def __init__(self, folder: Path, *arguments: str, env: dict[str, str] | None = None, wait: bool = True) -> None:
+    Args:
+        entry: what its ranks run instead of the scheduler, a function of `entries.py`.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *arguments: str,
+        env: dict[str, str] | None = None,
+        wait: bool = True,
+        entry: str | None = None,
+    ) -> None:
         self.folder = folder
         self.output, self.log = folder / "stdout", folder / "stderr"
         self.runtime = Path(f"/tmp/sk-test-{os.getpid()}-{folder.name[-24:]}")
         self.runtime.mkdir(mode=0o700)
         settings = {k: v for k, v in os.environ.items() if not k.startswith("SERVEKIT_")}
         settings["XDG_RUNTIME_DIR"] = str(self.runtime)
+        program = ["-P", "-m", "servekit.cli.serve"]
+        if entry is not None:
+            program = ["-m", "tests.integration.entries", entry]
+            settings["PYTHONPATH"] = os.pathsep.join(sys.path)
         self.began = time.monotonic()
         with self.output.open("wb") as out, self.log.open("wb") as err:
             self.process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "servekit.cli.serve", "--port", "0", *arguments],
+                [sys.executable, *program, "--port", "0", *arguments],
                 stdout=out,
                 stderr=err,
+                cwd=ROOT if entry is not None else None,
                 env={**settings, **(env or {})},
                 start_new_session=True,
             )
@@ -186,9 +204,27 @@ class Stream:
         """Error events."""
         return sum('"error"' in event for event in self.events)
 
+    @property
+    def text(self) -> str:
+        """What it has got so far."""
+        events = [json.loads(event) for event in self.events if event != "[DONE]"]
+        return "".join(event["choices"][0]["text"] for event in events if event.get("choices"))
+
     def ended_with_one_error(self) -> bool:
         """It ended as a stream does whose server goes away: one error event, then [DONE], nothing after."""
         return not self.cut and self.errors == 1 and '"error"' in self.events[-2] and self.events[-1] == "[DONE]"
+
+
+@pytest.fixture
+def beside() -> Iterator[subprocess.Popen[bytes]]:
+    """A process that has nothing to do with any server, and has to live on."""
+    other = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
+    yield other
+    assert other.poll() is None
+    other.kill()
+    other.wait()
+    assert other.stdin is not None
+    other.stdin.close()
 
 
 @pytest.fixture

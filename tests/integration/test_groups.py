@@ -2,33 +2,26 @@
 
 from __future__ import annotations
 
-import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
 import pytest
-from tokenizers import Tokenizer, models
 
-from tests.unit.tiny_models import VOCABULARY, save_case
+from tests.integration.layouts import save_tiny
+from tests.unit.tiny_models import VOCABULARY
 
 pytestmark = pytest.mark.timeout(300)
-ROOT = Path(__file__).parents[2]
 LEADER, FOLLOWER = "servekit::scheduler[dp=0,pp=0,tp=0]", "servekit::scheduler[dp=0,pp=0,tp=1]"
 GONE_S = 5.0
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = save_case(tmp_path_factory.mktemp("model") / "m", "qwen3")
-    words = {f"t{i}": i for i in range(VOCABULARY)}
-    Tokenizer(models.WordLevel(words, unk_token="t0")).save(str(folder / "tokenizer.json"))
-    return folder
+    return save_tiny(tmp_path_factory.mktemp("model") / "m", "qwen3")
 
 
 def ids(server, prompt: list[int], rank: int | None = None, **params: object) -> list[int]:
@@ -140,35 +133,6 @@ def test_a_replica_dies_alone(start, stream, until, layout, victim):
     assert last.join(5.0) and last.ended_with_one_error()
     until(server.gone, GONE_S)
     assert server.traces() == []
-
-
-@pytest.mark.parametrize(
-    ("entry", "said"),
-    [
-        ("gives_up", "the weights of tensor rank 1 are not there"),
-        ("is_killed", f"{FOLLOWER} (pid {{pid}}) was killed by SIGKILL before it was ready"),
-    ],
-)
-def test_the_rank_that_fails_is_heard_first_and_ends_the_start(model, tmp_path, entry, said):
-    arguments = [str(model), "--port", "0", "--tp", "2", "--skip-tokenizer-init"]
-    runtime = Path(f"/tmp/sk-group-{os.getpid()}-{entry}")
-    runtime.mkdir(mode=0o700)
-    began = time.monotonic()
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.integration.entries", entry, *arguments],
-        cwd=ROOT,
-        env={**os.environ, "XDG_RUNTIME_DIR": str(runtime), "PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert done.returncode == 1, done.stderr
-    errors = [line for line in done.stderr.splitlines() if line.startswith("servekit-serve: error: ")]
-    before, _, behind = said.partition("{pid}")
-    assert len(errors) == 1 and before in errors[0] and errors[0].endswith(behind), done.stderr
-    assert time.monotonic() - began < 40
-    assert not list(runtime.iterdir())
-    runtime.rmdir()
 
 
 def test_sizes_that_do_not_fit_the_model_end_the_start_with_those_that_do(start, until, model):

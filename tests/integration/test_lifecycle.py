@@ -239,7 +239,7 @@ def test_a_rank_that_hangs_ends_as_one_that_died(start, stream, until):
     server.processes()[RANK].suspend()
     assert server.process.wait(2 + STOP_S) == 1
     assert all(each.join(5) and each.ended_with_one_error() for each in running)
-    assert f"{RANK} (pid " in server.text() and "has said nothing for 2 s (its process " in server.text()
+    assert f"{RANK} (pid " in server.text() and "has got no further for 2 s (its process " in server.text()
     until(server.gone, GONE_S)
     assert server.traces() == []
 

@@ -93,7 +93,11 @@ FLAGS = (
         (),
         "METHOD",
     ),
-    Flag("watchdog_timeout", BALANCE, "Seconds that a rank with requests may be silent.", (), "SECONDS"),
+    Flag(
+        "watchdog_timeout", BALANCE, "Seconds without progress after which a rank with work is killed.", (), "SECONDS"
+    ),
+    Flag("soft_watchdog_timeout", BALANCE, "Seconds after which it logs its stacks.", (), "SECONDS"),
+    Flag("load_timeout", BALANCE, "Seconds that ranks may take to load.", (), "SECONDS"),
     Flag("rank_wait_timeout", BALANCE, "Seconds that a request waits for an active rank.", (), "SECONDS"),
     Flag("max_queued_requests", BALANCE, "Most requests that wait; more get 503.", (), "N"),
     Flag(

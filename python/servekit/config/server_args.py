@@ -102,7 +102,9 @@ class ServerArgs(msgspec.Struct, kw_only=True, frozen=True):
         mock_script: JSON or TOML file with scripted tokens, timings and faults.
         chat_template: file with, or text of, a Jinja chat template that replaces the model's.
         drain_timeout: seconds that running requests get after SIGTERM.
-        watchdog_timeout: seconds that a rank with requests may say nothing before it is killed.
+        watchdog_timeout: seconds that a rank with work may get no further before it is killed.
+        soft_watchdog_timeout: seconds before its stacks are logged.
+        load_timeout: seconds that the ranks may take to load, at the start.
         max_body_size: largest request body in bytes.
         api_key: keys that clients may use, each one enough; with none, and no file, everybody may ask.
         api_key_file: file with further keys, one a line.
@@ -176,6 +178,8 @@ class ServerArgs(msgspec.Struct, kw_only=True, frozen=True):
     chat_template: str | None = None
     drain_timeout: float = 30.0
     watchdog_timeout: float = 300.0
+    soft_watchdog_timeout: float = 60.0
+    load_timeout: float = 1800.0
     max_body_size: int = 16 << 20
     api_key: tuple[str, ...] = ()
     api_key_file: str | None = None
@@ -287,6 +291,8 @@ _RANGES: dict[str, tuple[float, float]] = {
     "mock_step_ms": (0, 60000),
     "drain_timeout": (0, 86400),
     "watchdog_timeout": (2, 86400),
+    "soft_watchdog_timeout": (2, 86400),
+    "load_timeout": (1, 86400),
     "max_body_size": (1024, 1 << 32),
 }
 

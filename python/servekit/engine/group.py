@@ -9,10 +9,11 @@ from __future__ import annotations
 import os
 import socket
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from functools import wraps
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -23,23 +24,41 @@ from servekit.runtime.ranks import GroupError, Rank, Sizes
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
+_Self = TypeVar("_Self", bound="_Peers")
 
 
-def _needs_peers(call: Callable[_P, _R]) -> Callable[_P, _R]:
+class _Peers:
+    """Others that a rank waits for; `awaits` is told when it begins to, and when it has ended."""
+
+    def __init__(self, awaits: Callable[[bool], None]) -> None:
+        self.awaits = awaits
+
+
+def _needs_peers(call: Callable[Concatenate[_Self, _P], _R]) -> Callable[Concatenate[_Self, _P], _R]:
     @wraps(call)
-    def guarded(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-        try:
-            return call(*args, **kwargs)
-        except RuntimeError as error:
-            raise GroupError(f"lost a rank of the group: {str(error).splitlines()[0]}") from error
+    def guarded(self: _Self, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
+        self.awaits(True)
+        with _lost():
+            found = call(self, *args, **kwargs)
+        self.awaits(False)
+        return found
 
     return guarded
 
 
-class StageGroup:
+@contextmanager
+def _lost() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        raise GroupError(f"lost a rank of the group: {str(error).splitlines()[0]}") from error
+
+
+class StageGroup(_Peers):
     """The tensor ranks of a stage."""
 
-    def __init__(self, members: Any, size: int) -> None:
+    def __init__(self, members: Any, size: int, awaits: Callable[[bool], None]) -> None:
+        super().__init__(awaits)
         self._members, self._size = members, size
 
     @_needs_peers
@@ -68,7 +87,7 @@ class StageGroup:
         return torch.cat([part[:, :count] for part, count in zip(found, counts, strict=True)], -1)
 
 
-class ReplicaGroup:
+class ReplicaGroup(_Peers):
     """All ranks of a replica.
 
     Attributes:
@@ -76,12 +95,13 @@ class ReplicaGroup:
         stage: the tensor ranks beside this one, None where there are none.
     """
 
-    def __init__(self, rank: Rank, sizes: Sizes) -> None:
+    def __init__(self, rank: Rank, sizes: Sizes, awaits: Callable[[bool], None]) -> None:
+        super().__init__(awaits)
         self.rank, self.sizes = rank, sizes
         # Everybody takes part in the making of every group.
         stages = [list(range(p * sizes.tensor, (p + 1) * sizes.tensor)) for p in range(sizes.pipeline)]
         made = [dist.new_group(stage) for stage in stages] if sizes.tensor > 1 else []
-        self.stage = StageGroup(made[rank.pp], sizes.tensor) if made else None
+        self.stage = StageGroup(made[rank.pp], sizes.tensor, awaits) if made else None
         self._leaving: deque[tuple[Any, torch.Tensor]] = deque()
 
     @_needs_peers
@@ -105,7 +125,7 @@ class ReplicaGroup:
         return int(found)
 
 
-@_needs_peers
+@_lost()
 def join_group(
     rank: Rank,
     sizes: Sizes,
@@ -114,6 +134,7 @@ def join_group(
     device: torch.device,
     timeout_s: float,
     interface: str | None = None,
+    awaits: Callable[[bool], None] = lambda peers: None,
 ) -> ReplicaGroup:
     """Meet the other ranks of the replica; returns when all are there.
 
@@ -124,6 +145,7 @@ def join_group(
         device: what the ranks compute on.
         timeout_s: how long to wait for the others, here and in every step.
         interface: of the network on which they talk, if some are on other nodes; else they do on loopback.
+        awaits: called with True when a step has to wait for others, and with False when it goes on.
 
     Raises:
         GroupError: they did not come.
@@ -142,7 +164,7 @@ def join_group(
     )
     backend = "gloo" if device.type == "cpu" else f"cpu:gloo,{device.type}:nccl"
     dist.init_process_group(backend, store=store, rank=rank.world, world_size=sizes.world, timeout=timeout)
-    return ReplicaGroup(rank, sizes)
+    return ReplicaGroup(rank, sizes, awaits)
 
 
 def _loopback() -> str:

@@ -206,6 +206,8 @@ def load_torch_runner(
     join: Callable[[torch.device], ReplicaGroup] | None = None,
     partition: Sequence[int] = (),
     attention: str = "auto",
+    stage: Callable[[str], None] = lambda what: None,
+    passed: Callable[[], None] | None = None,
 ) -> TorchRunner:
     """Load a model, or a rank's part of it, and make room for its KV pool.
 
@@ -222,6 +224,8 @@ def load_torch_runner(
         join: meets the other ranks of the replica; None if there are none.
         partition: layers of each stage; nothing makes them about equal.
         attention: see `make_attention`.
+        stage: called with what loading goes on with, in words.
+        passed: called behind each layer of a step, for it may take long.
 
     Raises:
         WeightError: the model can't be read.
@@ -234,7 +238,10 @@ def load_torch_runner(
     share_threads(where, ranks)
     config = read_config(path)
     kind = choose_dtype(dtype, where)
+    if join is not None:
+        stage("meeting the other ranks")
     group = None if join is None else join(where)
+    stage("choosing how to compute")
     cut = Cut(range(config.layers))
     if group is not None:
         check_model(group.sizes, config.sizes(), partition)
@@ -250,6 +257,9 @@ def load_torch_runner(
         model = load_model(path, config, linear, kind, where, progress, cut, None if group is None else group.stage)
     except torch.OutOfMemoryError as error:
         raise DeviceError(f"the model does not fit on {where}: {str(error).splitlines()[0]}") from error
+    if passed is not None:
+        model.passed = passed
+    stage("a KV pool")
     # What this rank keeps of each token.
     kept = (len(cut.layers), cut.attention.shared(config.kv_heads).count, config.head_size)
     tokens = _pool_tokens(KvPool.token_bytes(*kept, kind), where, max_model_len, max_total_tokens)
@@ -277,6 +287,7 @@ def load_torch_runner(
     if where.type == "cuda" and model.recordable and group is None:
         graphs = DecodeGraphs(model.states, pool, config.windows, CudaRecorder())
     runner = TorchRunner(model, pool, kind, where, info, graphs, group, attention)
+    stage("a first step")
     _warm_up(runner, 1 if group is None else group.sizes.attn_dp)
     info["load_seconds"] = round(time.monotonic() - began, 2)
     logger.debug("linear layers chosen in %.2f s: %s", chosen - began, name)

@@ -236,6 +236,7 @@ class Decoder(nn.Module):  # type: ignore[misc]
     ) -> None:
         super().__init__()
         self.config = config
+        self.passed: Callable[[], None] = _unwatched
         self.cut = cut = cut or Cut(range(config.layers))
         load = TensorLoader(weights, linear, dtype, device, progress, cut=cut, group=group)
         rows = cut.dense.span(config.vocab_size)
@@ -288,12 +289,17 @@ class Decoder(nn.Module):  # type: ignore[misc]
         rope = self.rope.table(positions)
         for layer in self.layers:
             x = layer(x, rope, attention)
+            self.passed()
         return x
 
     def logits(self, states: torch.Tensor) -> torch.Tensor:
         """Logits of some states of the last stage, [n, vocabulary] float32."""
         logits: torch.Tensor = self.head(self.norm(states)).float()
         return logits if self._group is None else self._group.join(logits, self._rows)
+
+
+def _unwatched() -> None:
+    """A layer is behind us, and nobody wants to know."""
 
 
 _GGUF_LAYER = {

@@ -14,6 +14,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -86,7 +87,7 @@ class ChildContext:
 
     Attributes:
         role, index: which child this is: control, http, scheduler or follower, and its number; a scheduler's is that
-            of its data-parallel rank.
+            of its data-parallel rank, followers are counted by themselves.
         title: the process title.
         epoch: which life of that child this is, from 1.
         config: flags, addresses and model.
@@ -126,6 +127,13 @@ class ChildContext:
             raise RuntimeError(f"{self.title} is no rank")
         return self._rank
 
+    @cached_property
+    def pulse(self) -> _core.Pulse:
+        """Shows that this rank lives, from the first look at it on, and what it does."""
+        # The state page counts followers behind the data-parallel ranks.
+        place = self.index if self.rank.leader else self.config.server_args.data_parallel_size + self.index
+        return _core.Pulse(self.config.port_args.state_page, place, self.epoch)
+
     def ready(self, info: dict[str, Any]) -> None:
         """Tell main that this process can serve; for a rank, `info` is its `Rank.info`."""
         self._channel.send({"event": "ready", "info": info})
@@ -133,6 +141,10 @@ class ChildContext:
     def progress(self, done: float, total: float, what: str) -> None:
         """Tell main how far a long start has come, as `done` of `total`; `what` is one word such as weights."""
         self._channel.send({"event": "progress", "done": done, "total": total, "what": what})
+
+    def stage(self, what: str) -> None:
+        """Tell main with what a long start goes on, in words; `what` of `progress` tells it too."""
+        self._channel.send({"event": "stage", "what": what})
 
     def fail(self, message: str) -> NoReturn:
         """End this process with status 1; `message` is the one line that the operator reads."""

@@ -18,6 +18,7 @@ import msgspec
 from servekit.config.secrets import ENVIRONMENT as SECRET_ENVIRONMENT
 from servekit.runtime.channel import Channel
 from servekit.runtime.child import CONTROL, FOLLOWER, HTTP, SCHEDULER, STACKS_SIGNAL, Boot
+from servekit.runtime.progress import Stood
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -64,6 +65,7 @@ class Process(ABC):
         info: what it told when it was ready.
         announced: control was told of this rank.
         failure: the line with which it gave up its start.
+        stood: how far it had come with its start.
         last_news: when it was last heard of, in seconds of the monotonic clock.
         status: exit status, negative for a signal; None while it runs.
         rank: its place in the table of ranks, -1 if it is none.
@@ -78,6 +80,7 @@ class Process(ABC):
         self.info: dict[str, Any] = {}
         self.announced = False
         self.failure: str | None = None
+        self.stood = Stood()
         self.status: int | None = None
         self.fate: str | None = None
 

@@ -57,3 +57,26 @@ class Progress:
         for bar in self._bars.values():
             bar.close()
         self._bars.clear()
+
+
+class Stood:
+    """Where a rank stands in its start.
+
+    Attributes:
+        number: stages that it has begun.
+        share: of the present one, from 0 to 1.
+    """
+
+    def __init__(self) -> None:
+        self.number, self.share = 0, 0.0
+        self._what = "its first imports"
+
+    def take(self, what: str, share: float = 0.0) -> None:
+        """Take in how far a child said that it is, and with what."""
+        if what != self._what:
+            self.number, self._what = self.number + 1, what
+        self.share = share
+
+    def __str__(self) -> str:
+        """In words, such as `weights, 40 %`."""
+        return f"{self._what}, {100 * self.share:.0f} %" if self.share else self._what

@@ -7,7 +7,7 @@ experts of a mixture into M x E x the rest. Every process computes this table fo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -118,6 +118,11 @@ def title_of(rank: Rank, sizes: Sizes) -> str:
     """Title of a rank's process."""
     where = f"dp={rank.dp},pp={rank.pp},tp={rank.tp}" if sizes.world > 1 else f"dp={rank.dp}"
     return f"servekit::scheduler[{where}]"
+
+
+def number_of(ranks: Sequence[Rank], place: int) -> int:
+    """Number of the rank at a place of the table: a leader's data-parallel rank, or how many followers come before."""
+    return ranks[place].dp if ranks[place].leader else sum(not rank.leader for rank in ranks[:place])
 
 
 def make_ranks(sizes: Sizes) -> list[Rank]:

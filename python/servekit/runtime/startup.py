@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import shlex
 import sys
 import time
@@ -11,8 +12,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from servekit.config import SchedulerInfo
-from servekit.runtime.launcher import SCHEDULER, Process
+from servekit.runtime.launcher import SCHEDULER
 from servekit.runtime.listen import url_of
+from servekit.runtime.loading import LOOK_EVERY_S, Loading, LoadingError
 from servekit.runtime.notify import tell_ready
 from servekit.runtime.phase import Phase
 from servekit.runtime.progress import Progress
@@ -23,8 +25,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("servekit.runtime")
 
-SILENCE_S = {"control": 60.0, "http": 60.0, "scheduler": 600.0, "follower": 600.0}
-"""How long a child may take to its next sign of life while it starts."""
+SILENCE_S = {"control": 60.0, "http": 60.0}
+"""How long a child may take to its next sign of life while it starts; ranks have `--load-timeout`."""
 
 GREETING_S = 10.0
 """How long control may take to see a rank that said that it is ready."""
@@ -44,18 +46,21 @@ def start(server: Server) -> int | None:
         StartError: a child failed, died or said nothing for too long.
     """
     progress = Progress()
+    loading = Loading(server.args.load_timeout)
     try:
         while waiting := [child for child in server.children if child.ready_after is None]:
-            first = min(waiting, key=_deadline)
-            left = _deadline(first) - time.monotonic()
-            if left <= 0:
-                raise StartError(
-                    f"{first.title} (pid {first.pid}) gave no sign of life for {SILENCE_S[first.role]:g} s"
-                )
-            for event in server.watch.wait(left):
+            for child in waiting:
+                if time.monotonic() - child.last_news > SILENCE_S.get(child.role, math.inf):
+                    raise StartError(
+                        f"{child.title} (pid {child.pid}) gave no sign of life for {SILENCE_S[child.role]:g} s"
+                    )
+            for event in server.watch.wait(LOOK_EVERY_S):
                 if isinstance(event, Signal):
                     return event.number
                 _take(server, event, progress)
+            loading.look(server)
+    except LoadingError as error:
+        raise StartError(str(error)) from None
     finally:
         progress.close()
     ranks = sorted((c for c in server.children if c.role == SCHEDULER), key=lambda c: c.index)
@@ -75,10 +80,6 @@ def start(server: Server) -> int | None:
     return None
 
 
-def _deadline(child: Process) -> float:
-    return child.last_news + SILENCE_S[child.role]
-
-
 def _take(server: Server, event: Message | Ended, progress: Progress) -> None:
     child = event.child
     if isinstance(event, Ended):
@@ -93,6 +94,9 @@ def _take(server: Server, event: Message | Ended, progress: Progress) -> None:
             _tell_ranks(server)
         case "progress":
             progress.show(child.title, body["done"], body["total"], body["what"])
+            child.stood.take(body["what"], body["done"] / max(body["total"], 1e-9))
+        case "stage":
+            child.stood.take(body["what"])
         case "failed":
             child.failure = body.get("message")
         case other:

@@ -30,7 +30,7 @@ from servekit.runtime.nodes.addresses import LOOPBACK
 from servekit.runtime.nodes.lines import CONTROL as CONTROL_PLACE
 from servekit.runtime.nodes.lines import Listeners, make_lines, reached_by_tcp
 from servekit.runtime.phase import Phase
-from servekit.runtime.ranks import Rank, Sizes, make_ranks, title_of
+from servekit.runtime.ranks import Rank, Sizes, make_ranks, number_of, title_of
 from servekit.runtime.run_dir import RunDir, RunDirError, create_run_dir
 from servekit.runtime.shared_memory import (
     SegmentError,
@@ -189,8 +189,9 @@ class Server:
             self.children += self.nodes.ranks
 
     def _start_rank(self, place: int, rank: Rank) -> None:
-        role, index = (SCHEDULER, rank.dp) if rank.leader else (FOLLOWER, place)
-        self._start(role, index, title_of(rank, self.sizes), place, sockets=self._sockets.of(place))
+        role = SCHEDULER if rank.leader else FOLLOWER
+        index, title = number_of(self.ranks, place), title_of(rank, self.sizes)
+        self._start(role, index, title, place, sockets=self._sockets.of(place))
 
     def _start(self, role: str, index: int, title: str, rank: int = -1, **sockets: Any) -> None:
         boot = Boot(
@@ -221,16 +222,18 @@ class Server:
         self._stack.callback(unlink_segment, name)
         self._stack.callback(os.close, write_to_shared_memory(self.config, name))
         ports, args = self.config.port_args, self.args
-        self.state_page = _core.StatePage.create(ports.state_page, args.tokenizer_workers, args.data_parallel_size)
+        followers = sum(not rank.leader for rank in self.ranks)
+        self.state_page = _core.StatePage.create(
+            ports.state_page, args.tokenizer_workers, args.data_parallel_size, followers
+        )
         self._stack.callback(unlink_segment, ports.state_page)
         # Children must be dead before what they write to goes.
         self._undo_children()
         keys = None if self.nodes is None else self.nodes.keys
         for child in self.children:
             mine = isinstance(child, Child)
-            if child.role != FOLLOWER:
-                # Process ids of other machines mean something else here.
-                self.state_page.set_process(child.role, child.index, FIRST_EPOCH, child.pid if mine else 0)
+            # Process ids of other machines mean something else here.
+            self.state_page.set_process(child.role, child.index, FIRST_EPOCH, child.pid if mine else 0)
             child.last_news = time.monotonic()
             if mine:
                 told = Told(secrets=self._secrets) if child.role == HTTP else Told(keys=keys)
@@ -337,7 +340,7 @@ def _status_of(number: int) -> int:
 
 def _watch_over(server: Server) -> int:
     """Serve until a signal or a death, then end in the way that fits."""
-    watchdog = Watchdog(server.args.watchdog_timeout)
+    watchdog = Watchdog(server.args.soft_watchdog_timeout, server.args.watchdog_timeout)
     while True:
         for event in server.watch.wait(LOOK_EVERY_S):
             match event:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from servekit.engine.plan import ModelRunner, Plan, StepResult
 from servekit.messages.envelope import Kind
 from servekit.scheduler.log_level import set_log_level
 from servekit.scheduler.orders import JOINT, STEP, STOP, OrderReceiver, OrderSender, ResultReceiver, ResultSender
 from servekit.scheduler.profiling import Profiler
+
+if TYPE_CHECKING:
+    from servekit._core import Pulse
 
 
 class LeadingRunner:
@@ -47,13 +50,20 @@ class Follower:
         results: to the leader, for the rank that tells it what was sampled.
         profiler: writes this rank's traces.
         own: its place among the data-parallel ranks that compute their steps together.
+        pulse: shows what it does to those who watch it; None shows it nowhere.
     """
 
     def __init__(
-        self, runner: Any, orders: OrderReceiver, results: ResultSender | None, profiler: Profiler, own: int = 0
+        self,
+        runner: Any,
+        orders: OrderReceiver,
+        results: ResultSender | None,
+        profiler: Profiler,
+        own: int = 0,
+        pulse: Pulse | None = None,
     ) -> None:
         self._runner, self._orders, self._results, self._profiler = runner, orders, results, profiler
-        self._own = own
+        self._own, self._pulse, self._steps = own, pulse, 0
         self.info = runner.info
 
     def run(self) -> None:
@@ -63,7 +73,10 @@ class Follower:
             GroupError: an order is not the one that should come.
         """
         while True:
+            self._enter("idle")
             kind, body = self._orders.next()
+            self._steps += kind in (STEP, JOINT)
+            self._enter("computing" if kind in (STEP, JOINT) else "working")
             match kind:
                 case _ if kind == STEP:
                     self._tell(body, self._runner.launch(body))
@@ -76,6 +89,10 @@ class Follower:
                     self._profiler.obey(body)
                 case Kind.SET_LOG_LEVEL:
                     set_log_level(body)
+
+    def _enter(self, phase: str) -> None:
+        if self._pulse is not None:
+            self._pulse.enter(phase, self._steps)
 
     def _tell(self, plan: Plan | None, handle: Any) -> None:
         if self._results is not None and plan is not None:

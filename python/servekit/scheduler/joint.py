@@ -100,12 +100,13 @@ class FirstLeader(TorchRank):
                 inbox.take()
                 wanted = True
             if wanted:
+                link.enter("waiting")
                 orders.ask()
                 plans: list[Plan | None] = [None if step is None else step.plan, *self._answers(inbox)]
                 more = any(plan is not None for plan in plans)
                 if more:
                     orders.joint(plans)
-                    self._compute(plans, step, self._results)
+                    self._compute(link, plans, step, self._results)
             self._send(link, report=True)
         scheduler.close_all("the rank was stopped", 503)
         self._send(link)
@@ -143,6 +144,8 @@ class OtherLeader(TorchRank):
         self._send(link, report=True)
         step: Any = None
         while True:
+            # Whoever has something to compute depends on the first leader's next word.
+            link.resting = "idle" if self._paused else "waiting"
             messages = link.receive(None if inbox.empty else 0.0)
             for envelope, body in messages:
                 self._take(link, envelope, body)
@@ -156,7 +159,7 @@ class OtherLeader(TorchRank):
                 step = None if self._paused else self._scheduler.plan()
                 self._offers.answer(None if step is None else step.plan)
             elif kind == JOINT:
-                self._compute(plans, step, self._results)
+                self._compute(link, plans, step, self._results)
                 self._send(link, report=True)
             elif kind == STOP:
                 break

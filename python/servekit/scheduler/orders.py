@@ -7,7 +7,7 @@ it would make everybody wait. Followers that have nothing to do sleep on their s
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -240,10 +240,23 @@ class ResultSender(_End):
 
 
 class ResultReceiver(_End):
-    """The leader's end of it."""
+    """The leader's end of it.
 
-    def __init__(self, address: str, listener: int | None = None, keys: Keys | None = None) -> None:
+    Args:
+        address, listener: to bind its socket to, see `_listen`.
+        keys: see `_End`.
+        awaits: called with True when the wait for a result begins, and with False when it ends.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        listener: int | None = None,
+        keys: Keys | None = None,
+        awaits: Callable[[bool], None] = lambda peers: None,
+    ) -> None:
         super().__init__(keys)
+        self._awaits = awaits
         self._socket = self._listen(address, listener)
 
     def next(self, step: int) -> StepResult:
@@ -252,7 +265,9 @@ class ResultReceiver(_End):
         Raises:
             GroupError: another step's came.
         """
+        self._awaits(True)
         found, result = _decode_result(self._socket.recv())
+        self._awaits(False)
         if found != step:
             raise GroupError(f"tokens of step {found} came where those of step {step} were due")
         return result

@@ -53,6 +53,8 @@ def load_part(ctx: ChildContext) -> TorchRunner:
             join=partial(_join, ctx) if ctx.sizes.world > 1 else None,
             partition=args.partition,
             attention=args.attention_backend,
+            stage=ctx.stage,
+            passed=ctx.pulse.moved,
         )
     except (WeightError, DeviceError, ConfigError) as error:
         ctx.fail(str(error))
@@ -66,7 +68,7 @@ def _join(ctx: ChildContext, device: torch.device) -> ReplicaGroup:
     nodes = {rank.node for rank in make_ranks(ctx.sizes) if rank.replica == ctx.rank.replica}
     interface = ports.interface if len(nodes) > 1 else None
     timeout = ctx.config.server_args.dist_timeout
-    return join_group(ctx.rank, ctx.sizes, address, listener, device, timeout, interface)
+    return join_group(ctx.rank, ctx.sizes, address, listener, device, timeout, interface, ctx.pulse.awaits)
 
 
 def order_sender(ctx: ChildContext) -> OrderSender:
@@ -97,7 +99,7 @@ def result_receiver(ctx: ChildContext) -> ResultReceiver | None:
     """A leader's end of the way back from the last stage, None where there is one stage."""
     if ctx.sizes.pipeline == 1:
         return None
-    return ResultReceiver(*_own(ctx, results_ipc(ctx.rank.dp)), ctx.keys)
+    return ResultReceiver(*_own(ctx, results_ipc(ctx.rank.dp)), ctx.keys, ctx.pulse.awaits)
 
 
 def _own(ctx: ChildContext, name: str) -> tuple[str, int | None]:
@@ -112,7 +114,7 @@ def create_torch_follower(ctx: ChildContext) -> Follower:
     tells = rank.pp == ctx.sizes.pipeline - 1 > 0 and rank.attn_tp == rank.attn_cp == 0
     results = ResultSender(ctx.config.port_args.address(results_ipc(rank.dp)), ctx.keys) if tells else None
     name = f"rank{rank.dp}-pp{rank.pp}-tp{rank.tp}-epoch{ctx.epoch}"
-    return Follower(runner, order_receiver(ctx), results, Profiler(profiles_of(ctx), name), rank.attn_dp)
+    return Follower(runner, order_receiver(ctx), results, Profiler(profiles_of(ctx), name), rank.attn_dp, ctx.pulse)
 
 
 def profiles_of(ctx: ChildContext) -> Path:

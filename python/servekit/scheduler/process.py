@@ -93,6 +93,8 @@ def run(ctx: ChildContext) -> None:
 def _follow(ctx: ChildContext, stop: threading.Event) -> None:
     """Run a rank that only takes part in its group's steps."""
     args = ctx.config.server_args
+    ctx.pulse.enter("loading", 0)
+    ctx.stage("its modules")
     threading.Thread(target=_obey, args=(ctx, stop, lambda: None), name="commands", daemon=True).start()
     if args.engine == "torch" and args.load_format != "dummy":
         from servekit.scheduler.part import create_torch_follower
@@ -102,6 +104,7 @@ def _follow(ctx: ChildContext, stop: threading.Event) -> None:
         follower.run()
     elif args.engine in _BUILT_IN:
         # Where nothing is computed, the leader is enough.
+        ctx.pulse.enter("idle", 0)
         ctx.ready({})
         stop.wait()
     else:
@@ -110,10 +113,10 @@ def _follow(ctx: ChildContext, stop: threading.Event) -> None:
 
 def _lead(ctx: ChildContext, stop: threading.Event) -> None:
     args = ctx.config.server_args
-    pulse = _core.Pulse(ctx.config.port_args.state_page, ctx.index, ctx.epoch)
     build = _core.build_info()["version"]
-    link = RankLink(ctx.config.port_args, ctx.index, ctx.epoch, ctx.title, build, pulse, ctx.keys)
+    link = RankLink(ctx.config.port_args, ctx.index, ctx.epoch, ctx.title, build, ctx.pulse, ctx.keys)
     link.enter("loading")
+    ctx.stage("its modules")
     threading.Thread(target=_obey, args=(ctx, stop, link.wake), name="commands", daemon=True).start()
     try:
         rank = find_engine(args.engine)(ctx)
@@ -128,7 +131,7 @@ def _lead(ctx: ChildContext, stop: threading.Event) -> None:
     except LinkError as error:
         ctx.fail(str(error))
     link.close()
-    pulse.close()
+    ctx.pulse.close()
 
 
 def _obey(ctx: ChildContext, stop: threading.Event, wake: Callable[[], None]) -> None:

@@ -114,13 +114,15 @@ class TorchRank:
         if self._orders is not None:
             self._orders.stop()
 
-    def _compute(self, plans: list[Plan | None], step: Any, results: ResultReceiver | None) -> None:
+    def _compute(self, link: RankLink, plans: list[Plan | None], step: Any, results: ResultReceiver | None) -> None:
         """Compute a step of several data-parallel ranks, and take in this one's part of it, if it has any."""
+        link.enter("computing", None if step is None else step.plan.step)
         handle = self._runner.launch_joint(plans)
         if step is not None:
             plan: Plan = step.plan
             result = self._runner.collect(handle) if results is None else results.next(plan.step)
             self._scheduler.complete(step, result)
+        link.enter("working")
         self._profiler.step()
 
     def _take(self, link: RankLink, envelope: Envelope, body: Any) -> None:

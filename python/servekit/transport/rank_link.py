@@ -76,6 +76,8 @@ class RankLink:
         last_dispatch: highest dispatch number that has arrived.
         dropped: messages that were malformed or of a kind that no rank handles.
         fenced: messages from or for another life of either process.
+        resting: what an engine that has requests does while it waits here: nothing (idle), or it needs others of its
+            group (waiting).
     """
 
     def __init__(
@@ -100,6 +102,7 @@ class RankLink:
             keys: of the sockets between nodes, if control is on another one.
         """
         self.last_dispatch = self.dropped = self.fenced = 0
+        self.resting = "idle"
         self._rank, self._epoch, self._control_epoch = rank, epoch, ports.control_epoch
         self._exts, self._schema = name_exts(title, build), schema_hash()
         self._seq = self._step = self._reported = 0
@@ -140,6 +143,11 @@ class RankLink:
             self._computed = self._computed if step is None else step
             self._pulse.enter(phase, self._computed)
 
+    def moved(self) -> None:
+        """Say that the engine gets ahead with what it does, for those who watch it; `send_batch` says so by itself."""
+        if self._pulse is not None:
+            self._pulse.moved()
+
     # Receiving
 
     def receive(self, timeout_s: float | None) -> list[tuple[Envelope, Any]]:
@@ -156,6 +164,7 @@ class RankLink:
         """
         found = self._take()
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        rests = False
         while not found:
             left = None if deadline is None else deadline - time.monotonic()
             if left is not None and left <= 0:
@@ -163,11 +172,12 @@ class RankLink:
             has_requests = self._load.running + self._load.waiting > 0
             repeats = has_requests and (left is None or left > REPEAT_S)
             # The descriptor reports changes only: it is safe to wait on after `_take` has emptied the socket.
-            self.enter("idle")
+            if not rests:
+                rests = True
+                self.enter(self.resting if has_requests else "idle")
             ready, _, _ = select.select(self._readable, [], [], REPEAT_S if repeats else left)
-            self.enter("working")
             if not ready and repeats:
-                self.send_batch(BatchTokenIDOutput(rids=[]), self._load, self._reported)
+                self._send_batch(BatchTokenIDOutput(rids=[]), self._load, self._reported)
                 continue
             if not ready:
                 break
@@ -176,6 +186,8 @@ class RankLink:
                 with contextlib.suppress(BlockingIOError):
                     os.read(self._wake_reader, 4096)
                 break
+        if rests:
+            self.enter("working")
         return found
 
     def _take(self) -> list[tuple[Envelope, Any]]:
@@ -272,6 +284,12 @@ class RankLink:
         Raises:
             LinkError: the control process has taken nothing for `SEND_TIMEOUT_S`.
         """
+        self._send_batch(batch, load, last_dispatch)
+        self.moved()
+
+    def _send_batch(
+        self, batch: BatchTokenIDOutput | BatchEmbeddingOutput, load: Load | None, last_dispatch: int | None
+    ) -> None:
         self._step += 1
         if batch.dp_ranks is None:
             # Answers say which rank made them, and only the link knows it in every engine.

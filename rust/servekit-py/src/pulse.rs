@@ -28,12 +28,13 @@ pub(crate) struct Pulse {
 
 #[pymethods]
 impl Pulse {
-    /// Start to beat for one life of a rank, on the page of that name.
+    /// Start to beat for one life of a rank or follower, on the page of that name.
     #[new]
     fn new(page: &str, rank: usize, epoch: u64) -> PyResult<Self> {
         let page = Arc::new(StatePage::open(page).map_err(Error::from)?);
-        if rank >= page.ranks() {
-            return Err(SettingError::new_err(format!("rank {rank}: there are {}", page.ranks())));
+        let places = page.ranks() + page.followers();
+        if rank >= places {
+            return Err(SettingError::new_err(format!("rank {rank}: there are {places}")));
         }
         let (stop, stopped) = sync_channel(0);
         let beating = Arc::clone(&page);
@@ -52,13 +53,23 @@ impl Pulse {
         Ok(Self { page, rank, beat: Mutex::new(Some((stop, thread))) })
     }
 
-    /// Say what the engine does from now on: loading, idle, working or computing; and in which step.
+    /// Say what the engine does from now on: loading, idle, working, computing or waiting; and in which step.
     fn enter(&self, phase: &str, step: u64) -> PyResult<()> {
         let Some(phase) = RANK_PHASES.iter().position(|name| *name == phase) else {
             return Err(SettingError::new_err(format!("unknown phase of a rank {phase:?}")));
         };
         self.page.enter(self.rank, phase as u64, step);
         Ok(())
+    }
+
+    /// Say that it gets ahead with that.
+    fn moved(&self) {
+        self.page.moved(self.rank);
+    }
+
+    /// Say whether it waits for others of its group from now on.
+    fn awaits(&self, peers: bool) {
+        self.page.awaits(self.rank, peers);
     }
 
     /// Stop to beat. Twice is no error.

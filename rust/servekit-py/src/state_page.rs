@@ -4,7 +4,7 @@ use parking_lot::RwLock;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 use servekit_core::state_page::{
-    CONTROL_FIELDS, Control, Counted, Header, Histogram, RANK_FIELDS, RANK_PHASES, Rank, StatePage as Page,
+    CONTROL_FIELDS, Control, Counted, Header, Histogram, RANK_FIELDS, RANK_PHASES, Rank, Relayed, StatePage as Page,
     WORKER_FIELDS, WORKER_RANK_FIELDS, Worker, WorkerRank,
 };
 
@@ -25,10 +25,11 @@ impl StatePage {
 
 #[pymethods]
 impl StatePage {
-    /// Make a page for that many workers and ranks, readable by this user only.
+    /// Make a page for that many workers, ranks and followers, readable by this user only.
     #[staticmethod]
-    fn create(name: &str, workers: usize, ranks: usize) -> PyResult<Self> {
-        Ok(Self(RwLock::new(Some(Page::create(name, workers, ranks).map_err(Error::from)?))))
+    #[pyo3(signature = (name, workers, ranks, followers = 0))]
+    fn create(name: &str, workers: usize, ranks: usize, followers: usize) -> PyResult<Self> {
+        Ok(Self(RwLock::new(Some(Page::create(name, workers, ranks, followers).map_err(Error::from)?))))
     }
 
     /// Map the page of that name.
@@ -78,13 +79,14 @@ impl StatePage {
         self.with(|page| page.set_header(Header::ReadyOnce, 1))
     }
 
-    /// Note which life of a process is the present one; `role` is control, http or scheduler.
+    /// Note which life of a process is the present one; `role` is control, http, scheduler or follower.
     fn set_process(&self, role: &str, index: usize, epoch: u64, pid: u64) -> PyResult<()> {
         self.with(|page| {
             let count = match role {
                 "control" => 1,
                 "http" => page.workers(),
                 "scheduler" => page.ranks(),
+                "follower" => page.followers(),
                 _ => return Err(SettingError::new_err(format!("unknown role {role:?}"))),
             };
             if index >= count {
@@ -97,8 +99,9 @@ impl StatePage {
                 }
                 "http" => page.start_worker(index, epoch, pid),
                 _ => {
-                    page.set_rank(index, Rank::Epoch, epoch);
-                    page.set_rank(index, Rank::Pid, pid);
+                    let place = if role == "follower" { page.ranks() + index } else { index };
+                    page.set_rank(place, Rank::Epoch, epoch);
+                    page.set_rank(place, Rank::Pid, pid);
                 }
             }
             Ok(())
@@ -112,13 +115,16 @@ impl StatePage {
                 "control" => page.set_control(Control::Pid, 0),
                 "http" => page.end_worker(index),
                 "scheduler" => page.set_rank(index, Rank::Pid, 0),
+                "follower" => page.set_rank(page.ranks() + index, Rank::Pid, 0),
                 _ => return Err(SettingError::new_err(format!("unknown role {role:?}"))),
             }
             Ok(())
         })?
     }
 
-    /// Show what was told of a rank on another machine: when its pulse and its phase began, in seconds before now.
+    /// Show what was told of a rank or follower on another machine, its times in seconds before now.
+    #[expect(clippy::too_many_arguments, reason = "one for each thing that is shown, by name in Python")]
+    #[pyo3(signature = (index, epoch, pulse_age_s, phase, phase_age_s, moved_age_s, step, awaits))]
     fn relay_rank(
         &self,
         index: usize,
@@ -126,14 +132,25 @@ impl StatePage {
         pulse_age_s: f64,
         phase: &str,
         phase_age_s: f64,
+        moved_age_s: f64,
         step: u64,
+        awaits: bool,
     ) -> PyResult<()> {
         let Some(phase) = RANK_PHASES.iter().position(|name| *name == phase) else {
             return Err(SettingError::new_err(format!("unknown phase {phase:?}")));
         };
         // Casts from floats saturate.
         let ns = |seconds: f64| (seconds.max(0.0) * 1e9) as u64;
-        self.with(|page| page.relay(index, epoch, ns(pulse_age_s), phase as u64, ns(phase_age_s), step))
+        let told = Relayed {
+            epoch,
+            pulse_age: ns(pulse_age_s),
+            phase_age: ns(phase_age_s),
+            moved_age: ns(moved_age_s),
+            phase: phase as u64,
+            step,
+            awaits,
+        };
+        self.with(|page| page.relay(index, told))
     }
 
     /// Add to a number of a worker, stopping at 0; for that worker only.
@@ -204,7 +221,7 @@ impl StatePage {
         self.with(|page| (0..page.ranks()).map(|rank| page.rank(rank, Rank::Active) != 0).collect())
     }
 
-    /// All of it as plain values: phase, ready_once, control, ranks, workers.
+    /// All of it as plain values: phase, ready_once, control, ranks, followers, workers.
     fn snapshot<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         self.with(|page| {
             let all = PyDict::new(py);
@@ -218,17 +235,23 @@ impl StatePage {
             for index in 0..page.ranks() {
                 let rank = block(py, &RANK_FIELDS, &page.rank_words(index))?;
                 rank.set_item("active", page.rank(index, Rank::Active) != 0)?;
-                rank.set_item("phase", RANK_PHASES.get(page.rank(index, Rank::Phase) as usize))?;
-                for (name, field) in [("pulse_age_s", Rank::PulseNs), ("phase_age_s", Rank::PhaseSinceNs)] {
-                    let age = page.rank_age(index, field);
-                    rank.set_item(name, age.is_finite().then_some(age))?;
-                }
+                says(&rank, page, index)?;
                 for (name, total) in WORKER_RANK_FIELDS.iter().zip(page.rank_totals(index)) {
                     rank.set_item(name, total)?;
                 }
                 ranks.append(rank)?;
             }
             all.set_item("ranks", ranks)?;
+            let followers = PyList::empty(py);
+            for index in page.ranks()..page.ranks() + page.followers() {
+                let words = page.rank_words(index);
+                let own = FOLLOWER_FIELDS.map(|field| (RANK_FIELDS[field as usize], words[field as usize]));
+                let (names, words): (Vec<_>, Vec<_>) = own.into_iter().unzip();
+                let follower = block(py, &names, &words)?;
+                says(&follower, page, index)?;
+                followers.append(follower)?;
+            }
+            all.set_item("followers", followers)?;
             let workers = PyList::empty(py);
             for index in 0..page.workers() {
                 workers.append(block(py, &WORKER_FIELDS, &page.worker_words(index))?)?;
@@ -262,6 +285,30 @@ const COUNTED: [Worker; WORKER_FIELDS.len() - 2] = [
     Worker::CacheTokens,
     Worker::CacheHitTokens,
 ];
+
+/// What a follower's block tells; control knows nothing of it.
+const FOLLOWER_FIELDS: [Rank; 9] = [
+    Rank::Epoch,
+    Rank::Pid,
+    Rank::PulseEpoch,
+    Rank::PulseNs,
+    Rank::Phase,
+    Rank::PhaseSinceNs,
+    Rank::Step,
+    Rank::MovedNs,
+    Rank::Awaits,
+];
+
+/// What a rank's process says of itself, in words and seconds.
+fn says(rank: &Bound<'_, PyDict>, page: &Page, index: usize) -> PyResult<()> {
+    rank.set_item("phase", RANK_PHASES.get(page.rank(index, Rank::Phase) as usize))?;
+    let ages = [("pulse_age_s", Rank::PulseNs), ("phase_age_s", Rank::PhaseSinceNs), ("moved_age_s", Rank::MovedNs)];
+    for (name, field) in ages {
+        let age = page.rank_age(index, field);
+        rank.set_item(name, age.is_finite().then_some(age))?;
+    }
+    Ok(())
+}
 
 fn block<'py>(py: Python<'py>, fields: &[&str], words: &[u64]) -> PyResult<Bound<'py, PyDict>> {
     let dict = PyDict::new(py);

@@ -33,7 +33,8 @@ class Page:
 
     def snapshot(self) -> dict:
         rank = {"pulse_epoch": 1, "pulse_age_s": 0.1, "phase": "idle", "phase_age_s": 2.0, "step": 7}
-        return {"ranks": [rank] * 8}
+        rank |= {"moved_age_s": 1.5, "awaits": 0}
+        return {"ranks": [rank] * 8, "followers": []}
 
 
 class Rank(Process):

@@ -240,4 +240,4 @@ def test_pulses_of_ranks_are_shown_at_node_0(world):
     two.meet(head, member)
     page = two.mains[head].state_page
     two.until(lambda: page.relayed)
-    assert page.relayed[0] == (1, 1, 0.1, "idle", 2.0, 7)
+    assert page.relayed[0] == (1, 1, 0.1, "idle", 2.0, 1.5, 7, False)

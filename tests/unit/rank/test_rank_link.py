@@ -191,6 +191,9 @@ def test_who_watches_sees_when_it_waits_for_messages(control):
         def enter(self, phase: str, step: int) -> None:
             said.append((phase, step))
 
+        def moved(self) -> None:
+            said.append(("moved", 0))
+
     link = RankLink(control.ports, 0, control.rank_epoch, "title", "test", Pulse())
     control.hello()
     control.generate(1)
@@ -203,6 +206,13 @@ def test_who_watches_sees_when_it_waits_for_messages(control):
     link.enter("working")
     link.receive(0.01)
     assert said == [("computing", 4), ("working", 4), ("idle", 4), ("working", 4)]
+    said.clear()
+    link.send_batch(BatchTokenIDOutput(rids=[]), Load(running=1))
+    assert said == [("moved", 0)]
+    # What it repeats while it waits is no progress, and it may wait for others.
+    link.resting = "waiting"
+    link.receive(0.6)
+    assert said == [("moved", 0), ("waiting", 4), ("working", 4)]
     link.close()
 
 

@@ -37,7 +37,7 @@ from servekit.runtime.nodes.meeting import DATA, MEETING, Place
 from servekit.runtime.nodes.remote import RemoteRank
 from servekit.runtime.nodes.secret import make_keys
 from servekit.runtime.nodes.shape import Shape, difference, shape_of
-from servekit.runtime.ranks import Rank, Sizes, title_of
+from servekit.runtime.ranks import Rank, Sizes, number_of, title_of
 from servekit.runtime.shutdown import DIED, OK
 from servekit.runtime.startup import StartError
 from servekit.runtime.watch import Ended, Event, Message, Signal, Stopped
@@ -112,8 +112,8 @@ class Head:
         found = []
         for place, rank in enumerate(ranks):
             if rank.node == node:
-                role, index = (SCHEDULER, rank.dp) if rank.leader else (FOLLOWER, place)
-                found.append(RemoteRank(role, index, title_of(rank, sizes), place, node, send))
+                role = SCHEDULER if rank.leader else FOLLOWER
+                found.append(RemoteRank(role, number_of(ranks, place), title_of(rank, sizes), place, node, send))
         return found
 
     def fileno(self) -> int:

@@ -56,21 +56,23 @@ class Ask(msgspec.Struct, tag=True, frozen=True):
 
 
 class Pulse(msgspec.Struct, frozen=True, array_like=True):
-    """What a rank shows on its node's state page; as in `StatePage.relay_rank`."""
+    """What a rank or follower shows on its node's state page; as in `StatePage.relay_rank`."""
 
     rank: int
     epoch: int
     pulse_age_s: float
     phase: str
     phase_age_s: float
+    moved_age_s: float
     step: int
+    awaits: bool
 
 
 class NodeBeat(msgspec.Struct, tag=True, frozen=True):
     """I am here.
 
     Attributes:
-        pulses: of its ranks that lead one.
+        pulses: of its ranks, followers too.
         leaving: it was told to stop and works on until node 0 has drained.
     """
 

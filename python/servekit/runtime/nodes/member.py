@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from servekit.config import ModelInfo, ServerArgs
 from servekit.config.secrets import Keys
-from servekit.runtime.launcher import SCHEDULER, Process
+from servekit.runtime.launcher import FOLLOWER, SCHEDULER, Process
 from servekit.runtime.nodes.health import HealthEndpoint, State
 from servekit.runtime.nodes.link import (
     BEAT_S,
@@ -198,12 +198,23 @@ class Member:
     def _pulses(self) -> list[Pulse]:
         if self._server is None:
             return []
-        page = self._server.state_page.snapshot()["ranks"]
-        shown = [(child.index, page[child.index]) for child in self._server.of(SCHEDULER)]
+        page = self._server.state_page.snapshot()
+        leaders = len(page["ranks"])
+        shown = [(child.index, page["ranks"][child.index]) for child in self._server.of(SCHEDULER)]
+        shown += [(leaders + child.index, page["followers"][child.index]) for child in self._server.of(FOLLOWER)]
         return [
-            Pulse(i, rank["pulse_epoch"], rank["pulse_age_s"], rank["phase"], rank["phase_age_s"], rank["step"])
-            for i, rank in shown
-            if rank["pulse_age_s"] is not None and rank["phase_age_s"] is not None
+            Pulse(
+                index,
+                says["pulse_epoch"],
+                says["pulse_age_s"],
+                says["phase"],
+                says["phase_age_s"],
+                says["moved_age_s"],
+                says["step"],
+                bool(says["awaits"]),
+            )
+            for index, says in shown
+            if says["pulse_age_s"] is not None and says["phase_age_s"] is not None
         ]
 
     def state(self) -> State:

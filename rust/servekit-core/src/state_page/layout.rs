@@ -1,12 +1,13 @@
-//! Where each word of a page lies: a header, a block for the control process, then one block per rank and one per HTTP
-//! worker. A worker's block holds its own words, its histograms, and a few words for each rank that served it.
+//! Where each word of a page lies: a header, a block for the control process, then one block per rank, per follower and
+//! per HTTP worker. A worker's block holds its own words, its histograms, and a few words for each rank that served it; a
+//! follower's is like a rank's, with nothing in it but what the process says of itself.
 
 use super::histogram::Histogram;
 
 /// First word of a page: "SVKSTATE".
 pub const MAGIC: u64 = u64::from_le_bytes(*b"SVKSTATE");
 /// Version of the layout; a page of another version is refused.
-pub const VERSION: u64 = 3;
+pub const VERSION: u64 = 4;
 /// Most threads of the control process whose beats are kept: router, fan-out and the detokenizer shards.
 pub const MAX_THREADS: usize = 64;
 /// Most workers or ranks that a page describes.
@@ -28,6 +29,8 @@ pub enum Header {
     Workers = 4,
     /// How many rank blocks there are.
     Ranks = 5,
+    /// How many blocks of followers there are.
+    Followers = 6,
 }
 
 /// Words of the control block.
@@ -92,11 +95,15 @@ pub enum Rank {
     PhaseSinceNs = 14,
     /// The step that it computes or computed last, from 1.
     Step = 15,
+    /// Monotonic nanoseconds when it last got ahead: by a phase, a layer or a frame that it sent.
+    MovedNs = 16,
+    /// 1 while it waits for others of its group, in the middle of a step.
+    Awaits = 17,
 }
 
 /// What a rank's engine may be doing: nothing was heard of it yet, it loads its model, it has nothing to do, it takes
-/// messages, plans and sends, it computes a step.
-pub const RANK_PHASES: [&str; 5] = ["unknown", "loading", "idle", "working", "computing"];
+/// messages, plans and sends, it computes a step, it waits for others of its group to begin one.
+pub const RANK_PHASES: [&str; 6] = ["unknown", "loading", "idle", "working", "computing", "waiting"];
 
 /// Words of an HTTP worker's block. What is counted is counted over all lives of the worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -164,7 +171,7 @@ pub enum WorkerRank {
 pub const CONTROL_FIELDS: [&str; 10] =
     ["epoch", "pid", "in_flight", "waiting", "queued_tokens", "dropped", "fenced", "refused", "aborts", "threads"];
 /// Names of a rank block's words, in order.
-pub const RANK_FIELDS: [&str; 16] = [
+pub const RANK_FIELDS: [&str; 18] = [
     "active",
     "epoch",
     "pid",
@@ -181,6 +188,8 @@ pub const RANK_FIELDS: [&str; 16] = [
     "phase",
     "phase_since_ns",
     "step",
+    "moved_ns",
+    "awaits",
 ];
 /// Names of a worker block's own words, in order.
 pub const WORKER_FIELDS: [&str; 22] = [
@@ -223,6 +232,7 @@ const PER_RANK_WORDS: usize = 4;
 pub(super) struct Layout {
     pub(super) workers: usize,
     pub(super) ranks: usize,
+    pub(super) followers: usize,
 }
 
 impl Layout {
@@ -230,13 +240,14 @@ impl Layout {
         HEADER_WORDS
     }
 
+    /// Blocks of ranks, then those of followers.
     pub(super) fn rank(self, index: usize) -> usize {
         HEADER_WORDS + CONTROL_WORDS + index * RANK_WORDS
     }
 
     pub(super) fn worker(self, index: usize) -> usize {
         let each = OWN_WORDS + Histogram::ALL.len() * HISTOGRAM_WORDS + self.ranks * PER_RANK_WORDS;
-        self.rank(self.ranks) + index * each
+        self.rank(self.ranks + self.followers) + index * each
     }
 
     /// The sum of a worker's histogram, then its counts.

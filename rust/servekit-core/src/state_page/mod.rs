@@ -2,7 +2,8 @@
 //!
 //! It is an array of `u64` words, each with one writer. Readers see each word whole; they never see two words of one
 //! moment, and nothing here needs them to. The layout is a header, a block for the control process, then one block per
-//! rank and one per HTTP worker; `Layout` says where each lies.
+//! rank, per follower and per HTTP worker; `Layout` says where each lies. Followers, the processes of a rank that control
+//! does not know, are counted behind the ranks: with two ranks, the first follower is number 2.
 
 mod histogram;
 mod layout;
@@ -45,6 +46,25 @@ pub enum StatePageError {
     },
 }
 
+/// What a rank on another machine said of itself.
+#[derive(Clone, Copy, Debug)]
+pub struct Relayed {
+    /// Life of its process.
+    pub epoch: u64,
+    /// Nanoseconds since its last pulse.
+    pub pulse_age: u64,
+    /// Since it does what it does.
+    pub phase_age: u64,
+    /// Since it last got ahead with it.
+    pub moved_age: u64,
+    /// What it does, an index into `RANK_PHASES`.
+    pub phase: u64,
+    /// In which step.
+    pub step: u64,
+    /// Whether it waits for others of its group.
+    pub awaits: bool,
+}
+
 /// A mapped state page. Indices beyond its workers or ranks read as 0 and are not written.
 #[derive(Debug)]
 pub struct StatePage {
@@ -57,13 +77,17 @@ impl StatePage {
     /// Makes a page of that name with mode 0600.
     ///
     /// # Errors
-    /// The name is taken or no plain file name, there are no or too many workers or ranks, or the system refuses.
-    pub fn create(name: &str, workers: usize, ranks: usize) -> Result<Self, StatePageError> {
+    /// The name is taken or no plain file name, there are no workers or ranks, or too many of anything, or the system
+    /// refuses.
+    pub fn create(name: &str, workers: usize, ranks: usize, followers: usize) -> Result<Self, StatePageError> {
         let path = segment_path(name)?;
         if workers == 0 || ranks == 0 || workers > MAX_SLOTS || ranks > MAX_SLOTS {
             return Err(invalid(name, format!("{workers} workers and {ranks} ranks; each must be 1 to {MAX_SLOTS}")));
         }
-        let layout = Layout { workers, ranks };
+        if followers > MAX_SLOTS {
+            return Err(invalid(name, format!("{followers} followers; there must be at most {MAX_SLOTS}")));
+        }
+        let layout = Layout { workers, ranks, followers };
         let file = OpenOptions::new()
             .read(true)
             .write(true)
@@ -83,6 +107,7 @@ impl StatePage {
         page.set(Header::Version as usize, VERSION);
         page.set(Header::Workers as usize, workers as u64);
         page.set(Header::Ranks as usize, ranks as u64);
+        page.set(Header::Followers as usize, followers as u64);
         page.word(Header::Magic as usize).store(MAGIC, Ordering::Release);
         Ok(page)
     }
@@ -99,7 +124,7 @@ impl StatePage {
             return Err(invalid(name, format!("{bytes} bytes are no state page")));
         }
         let map = map(&file).map_err(|source| io_error(name, source))?;
-        let mut page = Self { map, name: name.to_owned(), layout: Layout { workers: 0, ranks: 0 } };
+        let mut page = Self { map, name: name.to_owned(), layout: Layout { workers: 0, ranks: 0, followers: 0 } };
         if page.word(Header::Magic as usize).load(Ordering::Acquire) != MAGIC {
             return Err(invalid(name, "wrong magic".to_owned()));
         }
@@ -107,13 +132,15 @@ impl StatePage {
         if version != VERSION {
             return Err(invalid(name, format!("layout version {version}, this build reads {VERSION}")));
         }
-        let (workers, ranks) = (page.get(Header::Workers as usize), page.get(Header::Ranks as usize));
-        if workers > MAX_SLOTS as u64 || ranks > MAX_SLOTS as u64 {
-            return Err(invalid(name, format!("{workers} workers and {ranks} ranks")));
+        let [workers, ranks, followers] =
+            [Header::Workers, Header::Ranks, Header::Followers].map(|field| page.header(field));
+        let sizes = format!("{workers} workers, {ranks} ranks and {followers} followers");
+        if [workers, ranks, followers].iter().any(|count| *count > MAX_SLOTS as u64) {
+            return Err(invalid(name, sizes));
         }
-        page.layout = Layout { workers: workers as usize, ranks: ranks as usize };
+        page.layout = Layout { workers: workers as usize, ranks: ranks as usize, followers: followers as usize };
         if page.layout.words() * size_of::<u64>() != bytes {
-            return Err(invalid(name, format!("{bytes} bytes do not fit {workers} workers and {ranks} ranks")));
+            return Err(invalid(name, format!("{bytes} bytes do not fit {sizes}")));
         }
         Ok(page)
     }
@@ -144,6 +171,11 @@ impl StatePage {
         self.layout.ranks
     }
 
+    /// How many followers the page describes.
+    pub fn followers(&self) -> usize {
+        self.layout.followers
+    }
+
     /// Reads a word of the header.
     pub fn header(&self, field: Header) -> u64 {
         self.get(field as usize)
@@ -164,15 +196,19 @@ impl StatePage {
         self.set(self.layout.control() + field as usize, value);
     }
 
-    /// Reads a word of a rank's block.
+    /// Reads a word of a rank's or follower's block.
     pub fn rank(&self, index: usize, field: Rank) -> u64 {
-        if index < self.layout.ranks { self.get(self.layout.rank(index) + field as usize) } else { 0 }
+        if index < self.layout.ranks + self.layout.followers {
+            self.get(self.layout.rank(index) + field as usize)
+        } else {
+            0
+        }
     }
 
     /// Writes a word of a rank's block; control only, but `Pid` and `Epoch`, which main writes, and what the rank says,
     /// which main writes for one on another machine.
     pub fn set_rank(&self, index: usize, field: Rank, value: u64) {
-        if index < self.layout.ranks {
+        if index < self.layout.ranks + self.layout.followers {
             self.set(self.layout.rank(index) + field as usize, value);
         }
     }
@@ -279,9 +315,10 @@ impl StatePage {
         std::array::from_fn(|at| self.get(self.layout.control() + at))
     }
 
-    /// A rank block's words, in the order of `RANK_FIELDS`.
+    /// A rank's or follower's words, in the order of `RANK_FIELDS`.
     pub fn rank_words(&self, index: usize) -> [u64; RANK_FIELDS.len()] {
-        std::array::from_fn(|at| if index < self.layout.ranks { self.get(self.layout.rank(index) + at) } else { 0 })
+        let there = index < self.layout.ranks + self.layout.followers;
+        std::array::from_fn(|at| if there { self.get(self.layout.rank(index) + at) } else { 0 })
     }
 
     /// A worker block's words, in the order of `WORKER_FIELDS`.
@@ -326,23 +363,37 @@ impl StatePage {
 
     /// Says what a rank's engine does from now on, as an index into `RANK_PHASES`, and in which step; that rank only.
     pub fn enter(&self, rank: usize, phase: u64, step: u64) {
-        self.set_rank(rank, Rank::PhaseSinceNs, monotonic_ns());
+        let now = monotonic_ns();
+        self.set_rank(rank, Rank::PhaseSinceNs, now);
+        self.set_rank(rank, Rank::MovedNs, now);
         self.set_rank(rank, Rank::Step, step);
         self.set_rank(rank, Rank::Phase, phase);
     }
 
-    /// Shows what was told of a rank on another machine: how many nanoseconds ago its last pulse and its phase began.
-    pub fn relay(&self, rank: usize, epoch: u64, pulse_age: u64, phase: u64, phase_age: u64, step: u64) {
+    /// Shows what was told of a rank on another machine, its times as nanoseconds ago.
+    pub fn relay(&self, rank: usize, told: Relayed) {
         let now = monotonic_ns();
         for (field, value) in [
-            (Rank::PulseEpoch, epoch),
-            (Rank::PulseNs, now.saturating_sub(pulse_age)),
-            (Rank::PhaseSinceNs, now.saturating_sub(phase_age)),
-            (Rank::Step, step),
-            (Rank::Phase, phase),
+            (Rank::PulseEpoch, told.epoch),
+            (Rank::PulseNs, now.saturating_sub(told.pulse_age)),
+            (Rank::PhaseSinceNs, now.saturating_sub(told.phase_age)),
+            (Rank::MovedNs, now.saturating_sub(told.moved_age)),
+            (Rank::Awaits, u64::from(told.awaits)),
+            (Rank::Step, told.step),
+            (Rank::Phase, told.phase),
         ] {
             self.set_rank(rank, field, value);
         }
+    }
+
+    /// Shows that a rank's engine gets ahead with what it does; that rank only.
+    pub fn moved(&self, rank: usize) {
+        self.set_rank(rank, Rank::MovedNs, monotonic_ns());
+    }
+
+    /// Says whether a rank waits for others of its group from now on; that rank only.
+    pub fn awaits(&self, rank: usize, peers: bool) {
+        self.set_rank(rank, Rank::Awaits, u64::from(peers));
     }
 
     /// Seconds since the time in a word of a rank's block; infinite while there is none.

@@ -5,8 +5,12 @@ struct TestPage(StatePage);
 
 impl TestPage {
     fn new(what: &str, workers: usize, ranks: usize) -> Self {
+        Self::with_followers(what, workers, ranks, 0)
+    }
+
+    fn with_followers(what: &str, workers: usize, ranks: usize, followers: usize) -> Self {
         let name = format!("servekit-core-test-{}-{what}", std::process::id());
-        Self(StatePage::create(&name, workers, ranks).unwrap())
+        Self(StatePage::create(&name, workers, ranks, followers).unwrap())
     }
 }
 
@@ -41,6 +45,38 @@ fn every_word_of_a_worker_lies_apart() {
         assert_eq!((counts[0], counts[counts.len() - 1], counts.iter().sum()), (3, 3, 6), "{}", histogram.name());
     }
     assert_eq!([page.rank_totals(0), page.rank_totals(1), page.rank_totals(2)], [[30, 0, 3], [30, 0, 3], [0; 3]]);
+}
+
+#[test]
+fn a_follower_has_a_block_of_its_own_behind_the_ranks() {
+    let TestPage(page) = &TestPage::with_followers("followers", 2, 2, 3);
+    for index in 0..6 {
+        page.pulse(index, index as u64 + 1);
+        page.enter(index, 4, 10 + index as u64);
+    }
+    page.start_worker(0, 8, 9);
+    let opened = StatePage::open(page.name()).unwrap();
+    assert_eq!((opened.ranks(), opened.followers()), (2, 3));
+    for index in 0..5 {
+        assert_eq!(opened.rank(index, Rank::PulseEpoch), index as u64 + 1);
+        assert_eq!(opened.rank(index, Rank::Step), 10 + index as u64);
+    }
+    assert_eq!(opened.rank_words(5), [0; RANK_FIELDS.len()]);
+    assert_eq!(opened.worker_words(0).iter().sum::<u64>(), 17);
+}
+
+#[test]
+fn what_moves_is_told_apart_from_what_it_does() {
+    let TestPage(page) = &TestPage::new("moves", 1, 1);
+    page.enter(0, 4, 1);
+    let since = page.rank(0, Rank::PhaseSinceNs);
+    assert_eq!(page.rank(0, Rank::MovedNs), since);
+    std::thread::sleep(std::time::Duration::from_millis(1));
+    page.moved(0);
+    assert_eq!(page.rank(0, Rank::PhaseSinceNs), since);
+    assert!(page.rank(0, Rank::MovedNs) > since);
+    page.awaits(0, true);
+    assert_eq!((page.rank(0, Rank::Awaits), page.rank(0, Rank::Phase)), (1, 4));
 }
 
 #[test]
