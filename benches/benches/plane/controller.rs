@@ -10,7 +10,7 @@ use crate::forwarding::{Load, proxy_rate, rate};
 use crate::peers::{EPOCH, Folder};
 
 const SAMPLES: usize = 5;
-const LOAD: Load = Load { requests: 100_000, ids: 128, report: 32 };
+const LOAD: Load = Load { requests: 100_000, ids: 128, report: 32, every: 0 };
 
 pub(crate) fn run(figures: &mut Figures) {
     for ranks in [2, 8, 64] {

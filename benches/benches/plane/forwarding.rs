@@ -11,7 +11,7 @@ pub(crate) fn rate<T>(folder: &Path, ranks: usize, load: Load, start: impl FnOnc
     let between = start();
     let mut receiver = Peer::start("receiver", folder, &[ranks, load.requests, load.report]);
     go(&between);
-    let _sender = Peer::start("sender", folder, &[load.requests, load.ids]);
+    let _sender = Peer::start("sender", folder, &[load.requests, load.ids, load.every]);
     receiver.line().parse().expect("a rate")
 }
 
@@ -24,6 +24,8 @@ pub(crate) struct Load {
     pub(crate) ids: usize,
     /// After how many requests a rank ends them and reports its load; 0 for never.
     pub(crate) report: usize,
+    /// Microseconds from one to the next; 0 sends as fast as they are taken.
+    pub(crate) every: usize,
 }
 
 /// Messages a second through the proxy.

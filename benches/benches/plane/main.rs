@@ -12,6 +12,7 @@ mod fanout;
 mod figures;
 mod forwarding;
 mod frames;
+mod many;
 mod peers;
 mod router;
 
@@ -32,6 +33,7 @@ fn main() {
         ("router", router::run),
         ("controller", controller::run),
         ("control", control::run),
+        ("many", many::run),
     ] {
         if arguments.is_empty() || arguments.iter().any(|wanted| wanted == name) {
             part(&mut figures);

@@ -34,7 +34,7 @@ pub(crate) fn run(arguments: &[String]) {
     let folder = PathBuf::from(&arguments[1]);
     match arguments[0].as_str() {
         "drain" => drain::run(&folder, number(2) as u16),
-        "sender" => worker::send(&folder, number(2), number(3)),
+        "sender" => worker::send(&folder, number(2), number(3), number(4)),
         "client" => worker::live(&folder, number(2) as u16, number(3), number(4)),
         "receiver" => rank::receive(&folder, number(2), number(3), number(4)),
         "stepper" => rank::step(&folder, number(2), number(3)),

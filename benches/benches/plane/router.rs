@@ -15,7 +15,7 @@ const SAMPLES: usize = 7;
 
 pub(crate) fn run(figures: &mut Figures) {
     for (ids, requests) in [(128, 100_000), (2048, 30_000)] {
-        let load = Load { requests, ids, report: 64 };
+        let load = Load { requests, ids, report: 64, every: 0 };
         let (mut ours, mut proxies, mut shares) = (Vec::new(), Vec::new(), Vec::new());
         for _ in 0..SAMPLES {
             let folder = Folder::new();
@@ -34,15 +34,27 @@ pub(crate) fn run(figures: &mut Figures) {
 
 /// A control plane of one rank.
 pub(crate) fn start(folder: &Path, workers: usize, shards: usize, tokenizer: Option<&Path>) -> Plane {
+    start_with(folder, workers, shards, tokenizer, 1, None)
+}
+
+/// A control plane of so many ranks, with a state page if one is named.
+pub(crate) fn start_with(
+    folder: &Path,
+    workers: usize,
+    shards: usize,
+    tokenizer: Option<&Path>,
+    ranks: usize,
+    state_page: Option<String>,
+) -> Plane {
     let plane = Plane::new(PlaneConfig {
         run_dir: folder.to_owned(),
         epoch: EPOCH,
-        rank_epochs: vec![EPOCH],
+        rank_epochs: vec![EPOCH; ranks],
         worker_epochs: vec![EPOCH; workers],
         shards,
         method: LoadBalanceMethod::RoundRobin,
         tokenizer_file: tokenizer.map(Path::to_owned),
-        state_page: None,
+        state_page,
         rank_wait: Duration::from_secs(60),
         max_queued: 1 << 30,
         max_queued_tokens: u64::MAX,

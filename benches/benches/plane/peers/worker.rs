@@ -12,8 +12,8 @@ use super::{CREDIT, EPOCH, NIL, WINDOW, hello, seq_and_kind};
 /// How often a worker says how far it has come.
 const ACKNOWLEDGE: Duration = Duration::from_millis(50);
 
-/// Sends requests of so many prompt ids as worker 0.
-pub(super) fn send(folder: &Path, requests: usize, ids: usize) {
+/// Sends requests of so many prompt ids as worker 0, one every so many microseconds; 0 is as fast as they are taken.
+pub(super) fn send(folder: &Path, requests: usize, ids: usize, every: usize) {
     let socket = connect(folder);
     let credits = Context::new().socket(SocketKind::Pull).expect("a socket");
     credits.bind(&format!("ipc://{}", folder.join("credits.ipc").display())).expect("an address");
@@ -22,7 +22,12 @@ pub(super) fn send(folder: &Path, requests: usize, ids: usize) {
     socket.send(hello(0), false).expect("sent");
     let body = body(ids);
     let mut template = request(Rid::mint(0, EPOCH, 0), ids, Vec::new());
+    let mut due = Instant::now();
     for i in 0..requests as u64 {
+        if every > 0 {
+            due += Duration::from_micros(every as u64);
+            std::thread::sleep(due.saturating_duration_since(Instant::now()));
+        }
         while window == 0 || credits.readable().expect("a socket") {
             credits.recv(false).expect("credit");
             window += CREDIT;

@@ -16,6 +16,7 @@ use super::remote::Remote;
 use super::report::{Report, spawn};
 use super::router::{Command, Router, ShardEnd, Then, ToShard, bind_pull};
 use super::shard::{self, ShardRun, ShardView};
+use super::state::Changed;
 use crate::detok::{Shard, Vocabulary};
 use crate::dispatch::LoadBalanceMethod;
 use crate::fanout::{self, Fanout, SocketMapping};
@@ -280,6 +281,7 @@ impl Plane {
             hello,
             idle: Vec::new(),
             actions: Vec::new(),
+            changed: Changed::default(),
         };
         threads.push(spawn("router".to_owned(), report, wake(), move || router.run())?);
         Ok(Running { commands, waker, threads })

@@ -13,6 +13,8 @@ const WAITING: usize = 5120;
 struct Rank {
     way: Way,
     seq: u64,
+    /// Whether it is among those that are due.
+    due: bool,
 }
 
 /// How a rank is reached.
@@ -28,6 +30,20 @@ impl Way {
         match self {
             Self::Local(outlet) => outlet.push(frames, patch),
             Self::Remote(rank) => rank.push(frames, patch),
+        }
+    }
+
+    /// Sends what waits, as far as the rank takes it; whether there is more to do.
+    fn flush(&mut self) -> bool {
+        match self {
+            Self::Local(outlet) => {
+                outlet.flush();
+                outlet.waiting() > 0 || outlet.source().is_some()
+            }
+            Self::Remote(rank) => {
+                rank.flush();
+                rank.waiting() > 0
+            }
         }
     }
 
@@ -50,13 +66,15 @@ impl Way {
 pub(super) struct RankLinks {
     epoch: u32,
     ranks: Vec<Rank>,
+    /// Ranks to which something is to be sent, or whose link is being made: few of hundreds.
+    due: Vec<usize>,
 }
 
 impl RankLinks {
     /// Binds the endpoints of the life `epoch` of this process.
     pub(super) fn bind(addresses: &[String], epoch: u32) -> Result<Self, Error> {
-        let bind = |address: &String| Ok(Rank { way: Way::Local(Outlet::bind(address)?), seq: 0 });
-        Ok(Self { epoch, ranks: addresses.iter().map(bind).collect::<Result<_, _>>()? })
+        let bind = |address: &String| Ok(Rank { way: Way::Local(Outlet::bind(address)?), seq: 0, due: false });
+        Ok(Self { epoch, ranks: addresses.iter().map(bind).collect::<Result<_, _>>()?, due: Vec::new() })
     }
 
     /// Serves ranks on other machines where they come in.
@@ -88,6 +106,7 @@ impl RankLinks {
             patch_request(envelope, i32::try_from(rank).unwrap_or(-1), attempt, dispatch, receiver_epoch, seq);
             patch_link(envelope, epoch, receiver_epoch, seq);
         });
+        self.is_due(rank);
         true
     }
 
@@ -97,6 +116,15 @@ impl RankLinks {
         known.seq += 1;
         let (epoch, seq) = (self.epoch, known.seq);
         known.way.push(frames, |envelope| patch_link(envelope, epoch, receiver_epoch, seq));
+        self.is_due(rank);
+    }
+
+    fn is_due(&mut self, rank: usize) {
+        if let Some(known) = self.ranks.get_mut(rank)
+            && !std::mem::replace(&mut known.due, true)
+        {
+            self.due.push(rank);
+        }
     }
 
     /// Starts a rank's link anew: what waited for its last life is dropped, and the next frame is number 1.
@@ -108,6 +136,7 @@ impl RankLinks {
             }
             known.seq = 0;
         }
+        self.is_due(rank);
     }
 
     /// Drops what waits for a rank.
@@ -119,17 +148,17 @@ impl RankLinks {
 
     /// Sends what was taken, as far as the ranks take it.
     pub(super) fn flush(&mut self) {
-        for rank in &mut self.ranks {
-            match &mut rank.way {
-                Way::Local(outlet) => drop(outlet.flush()),
-                Way::Remote(rank) => rank.flush(),
-            }
-        }
+        let ranks = &mut self.ranks;
+        self.due.retain(|&rank| {
+            let Some(known) = ranks.get_mut(rank) else { return false };
+            known.due = known.way.flush();
+            known.due
+        });
     }
 
     /// What to wait for where something still waits. What waits for a rank elsewhere is tried again at the next turn.
     pub(super) fn sources(&self) -> impl Iterator<Item = Source<'_>> {
-        self.ranks.iter().filter_map(|rank| match &rank.way {
+        self.due.iter().filter_map(|&rank| match &self.ranks.get(rank)?.way {
             Way::Local(outlet) => outlet.source(),
             Way::Remote(_) => None,
         })

@@ -11,7 +11,7 @@ use super::queue;
 use super::ranks::RankLinks;
 use super::report::{Report, ThreadError};
 use super::shard::{ShardTask, ShardView};
-use super::state::{Queues, publish, snapshot};
+use super::state::{Changed, Queues, publish, snapshot};
 use crate::detok::shard_of;
 use crate::fanout::{FanoutTask, PeerCounters, Task};
 use crate::log::{Level, LogSink};
@@ -69,6 +69,8 @@ pub(super) struct Router {
     pub(super) idle: Vec<Sender<()>>,
     /// What the core asks for, empty between events: its memory is used again.
     pub(super) actions: Vec<Action<Frames>>,
+    /// Ranks that the state page shows as they were.
+    pub(super) changed: Changed,
 }
 
 /// The router's end of a shard.
@@ -127,7 +129,7 @@ impl Router {
         while !self.report.stopping() {
             self.ranks.flush();
             if let Some(page) = &self.page {
-                publish(&self.core, page);
+                publish(&self.core, page, &mut self.changed);
             }
             self.pulse.beat();
             let sources = [Source::Socket(&self.ingress), Source::Socket(&self.egress), Source::Fd(self.waker.fd())];
@@ -225,6 +227,7 @@ impl Router {
     /// Tells the core what happened and does what it asks for.
     fn handle(&mut self, event: Event<'_, Frames>, mut at_hand: AtHand) -> Result<(), ThreadError> {
         let mut actions = std::mem::take(&mut self.actions);
+        self.changed.by(&event);
         self.core.handle(event, monotonic_ns(), &mut actions);
         let mut unsent = Vec::new();
         while !actions.is_empty() {
@@ -232,7 +235,9 @@ impl Router {
                 self.act(action, &mut at_hand, &mut unsent)?;
             }
             for rid in unsent.drain(..) {
-                self.core.handle(Event::Unsent { rid }, monotonic_ns(), &mut actions);
+                let event = Event::Unsent { rid };
+                self.changed.by(&event);
+                self.core.handle(event, monotonic_ns(), &mut actions);
             }
         }
         self.actions = actions;
@@ -250,6 +255,7 @@ impl Router {
                 self.give_shard(rid, ShardTask::Fail { rid, status, kind, message });
             }
             Action::Send { rid, rank, receiver_epoch, attempt, dispatch, frame } => {
+                self.changed.rank(rank);
                 if !self.ranks.request(rank, &frame, attempt, dispatch, receiver_epoch) {
                     unsent.push(rid);
                 }

@@ -3,8 +3,8 @@
 use serde_json::{Map, Value, json};
 
 use crate::fanout::PeerCounters;
-use crate::router::Core;
 use crate::router::frames::Frames;
+use crate::router::{Core, Event};
 use crate::state_page::{Control, Rank, StatePage};
 
 /// What the threads beside the router hold.
@@ -70,8 +70,32 @@ pub(super) fn snapshot(core: &Core<Frames>, queues: &Queues<'_>) -> Value {
     })
 }
 
-/// Writes totals and loads where every process can read them.
-pub(super) fn publish(core: &Core<Frames>, page: &StatePage) {
+/// Which ranks have to be shown anew: with hundreds of them, all would cost more than a message.
+#[derive(Debug, Default)]
+pub(super) struct Changed {
+    all: bool,
+    /// Some may be there twice.
+    ranks: Vec<usize>,
+}
+
+impl Changed {
+    /// What an event changes by itself; a request changes the rank that it is sent to.
+    pub(super) fn by(&mut self, event: &Event<'_, Frames>) {
+        match event {
+            Event::Request { .. } | Event::Acknowledge { .. } => {}
+            Event::Batch { from, .. } => self.rank(usize::from(from.number)),
+            _ => self.all = true,
+        }
+    }
+
+    /// One rank.
+    pub(super) fn rank(&mut self, rank: usize) {
+        self.ranks.push(rank);
+    }
+}
+
+/// Writes totals and the loads that have changed where every process can read them.
+pub(super) fn publish(core: &Core<Frames>, page: &StatePage, changed: &mut Changed) {
     let counters = core.counters();
     for (field, value) in [
         (Control::InFlight, core.in_flight() as u64),
@@ -84,7 +108,12 @@ pub(super) fn publish(core: &Core<Frames>, page: &StatePage) {
     ] {
         page.set_control(field, value);
     }
-    for (rank, (view, budget)) in core.ranks().iter().zip(core.budget().ranks()).enumerate() {
+    if std::mem::take(&mut changed.all) {
+        changed.ranks.clear();
+        changed.ranks.extend(0..core.ranks().len());
+    }
+    for rank in changed.ranks.drain(..) {
+        let (Some(view), Some(budget)) = (core.ranks().get(rank), core.budget().ranks().get(rank)) else { continue };
         for (field, value) in [
             (Rank::Active, u64::from(budget.active())),
             (Rank::Running, u64::from(view.load.running)),
