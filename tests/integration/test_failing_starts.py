@@ -58,11 +58,11 @@ def test_the_rank_that_fails_is_heard_first_and_ends_the_start(start, until, bes
 def test_a_rank_that_does_not_load_in_time_ends_the_start_with_where_it_stood(start, until, models, name, which):
     layout = LAYOUTS[name]
     victim = layout.victims[which]
-    arguments = [str(models[layout.case]), *layout.arguments, "--load-timeout", "15"]
+    arguments = [str(models[layout.case]), *layout.arguments, "--load-timeout", "30"]
     server = start(*arguments, engine="torch", entry="never_loads", env={"VICTIM": victim}, wait=False)
     line = ends_with_one_line(server, until)
     assert line.startswith(f"{victim} (pid "), line
-    assert "has not loaded within 15 s (--load-timeout): it is at weights, 25 % (its process runs; loading for" in line
+    assert "has not loaded within 30 s (--load-timeout): it is at weights, 25 % (its process runs; loading for" in line
 
 
 def test_a_rank_that_is_stopped_while_it_loads_is_named_as_one_that_does_not_run(start, until, models):
