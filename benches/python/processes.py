@@ -1,6 +1,7 @@
 """What the processes cost before a request comes: time to ready, memory, idle CPU, and how fast all is gone.
 
     python benches/python/processes.py [--runs 5] [--idle 10] [-- FURTHER FLAGS OF servekit-serve]
+    python benches/python/processes.py -- --engine mock --tp 2 --pp 2 --dp 2      eight ranks
 
 Prints one line a figure: median, smallest and largest of the runs. Serves the mock engine unless told otherwise.
 """
@@ -40,10 +41,12 @@ def run(flags: list[str], idle_s: float) -> dict[str, float]:
         figures = {"ready after, s": wait_for(lambda: answers(port, "/ready"), 600)}
         processes = [psutil.Process(server.pid), *psutil.Process(server.pid).children(recursive=True)]
         time.sleep(1)
-        before, began = cpu_seconds(processes), time.monotonic()
+        ranks = [each for each in processes if "scheduler" in "".join(each.cmdline())]
+        before, of_ranks, began = cpu_seconds(processes), cpu_seconds(ranks), time.monotonic()
         time.sleep(idle_s)
-        share = (cpu_seconds(processes) - before) / (time.monotonic() - began)
-        figures[f"idle CPU over {idle_s:g} s, % of a core"] = 100 * share
+        passed = time.monotonic() - began
+        figures[f"idle CPU over {idle_s:g} s, % of a core"] = 100 * (cpu_seconds(processes) - before) / passed
+        figures[f"that of the {len(ranks)} ranks"] = 100 * (cpu_seconds(ranks) - of_ranks) / passed
         for process in processes:
             title = " ".join(process.cmdline()).strip()
             figures[f"{title}, MiB PSS"] = process.memory_full_info().pss / 2**20

@@ -64,7 +64,7 @@ class Server:
     Attributes:
         args: the flags.
         config: what the children are told.
-        state_page: the state page.
+        state_page: the state page, once `has_page`.
         sizes, ranks: the groups of ranks, and every rank.
         children: every child that was started, and on node 0 the ranks of other nodes; dead ones included.
         head: on node 0 of several, the others as it sees them; else None.
@@ -89,6 +89,7 @@ class Server:
         self._secrets = secrets
         self.children: list[Process] = []
         self.lost: set[int] = set()
+        self.has_page = False
         self._stack = stack
         self._pid = os.getpid()
         self.watch = Watch()
@@ -226,6 +227,7 @@ class Server:
         self.state_page = _core.StatePage.create(
             ports.state_page, args.tokenizer_workers, args.data_parallel_size, followers
         )
+        self.has_page = True
         self._stack.callback(unlink_segment, ports.state_page)
         # Children must be dead before what they write to goes.
         self._undo_children()

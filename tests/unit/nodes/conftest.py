@@ -70,7 +70,7 @@ class Main:
 
     def __init__(self, world: World) -> None:
         self.children: list = []
-        self.state_page, self.watch, self._world = Page(), self, world
+        self.state_page, self.has_page, self.watch, self._world = Page(), True, self, world
 
     def of(self, role: str) -> list:
         return [child for child in self.children if child.role == role and child.status is None]

@@ -196,7 +196,8 @@ class Member:
         return next((child for child in children if child.rank == place), None)
 
     def _pulses(self) -> list[Pulse]:
-        if self._server is None:
+        if self._server is None or not self._server.has_page:
+            # Node 0 may have said go a moment ago.
             return []
         page = self._server.state_page.snapshot()
         leaders = len(page["ranks"])
