@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import httpx
@@ -26,6 +26,7 @@ class Server:
     """One `servekit-serve`, its output in a file. Its run directory lies in a folder of its own.
 
     Args:
+        prefix: words of a command that runs it.
         entry: what its ranks run instead of the scheduler, a function of `entries.py`.
     """
 
@@ -35,6 +36,7 @@ class Server:
         *arguments: str,
         env: dict[str, str] | None = None,
         wait: bool = True,
+        prefix: Sequence[str] = (),
         entry: str | None = None,
     ) -> None:
         self.folder = folder
@@ -50,7 +52,7 @@ class Server:
         self.began = time.monotonic()
         with self.output.open("wb") as out, self.log.open("wb") as err:
             self.process = subprocess.Popen(
-                [sys.executable, *program, "--port", "0", *arguments],
+                [*prefix, sys.executable, *program, "--port", "0", *arguments],
                 stdout=out,
                 stderr=err,
                 cwd=ROOT if entry is not None else None,
@@ -58,20 +60,25 @@ class Server:
                 start_new_session=True,
             )
         self.family: dict[int, psutil.Process] = {}
-        self.port = 0
+        self.host, self.port = "127.0.0.1", 0
         if wait:
             try:
-                until(lambda: self.process.poll() is not None or "\n" in self.output.read_text(), START_S, self.text)
-                assert self.process.poll() is None, self.text()
+                self.wait()
             except AssertionError:
                 self.close()
                 raise
-            self.port = int(self.output.read_text().split("http://127.0.0.1:")[1].split("/")[0])
-            self.processes()
+
+    def wait(self) -> None:
+        """Wait until it serves."""
+        until(lambda: self.process.poll() is not None or "\n" in self.output.read_text(), START_S, self.text)
+        assert self.process.poll() is None, self.text()
+        self.host, _, port = self.output.read_text().split("http://")[1].split("/")[0].rpartition(":")
+        self.port = int(port)
+        self.processes()
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"http://{self.host}:{self.port}"
 
     @property
     def pid(self) -> int:
@@ -102,8 +109,8 @@ class Server:
         left = [str(path) for path in Path("/dev/shm").glob(f"servekit-{self.pid}-*")]
         left += [str(path) for path in self.runtime.iterdir()]
         if self.port:
-            with socket.socket() as sock:
-                if sock.connect_ex(("127.0.0.1", self.port)) == 0:
+            with socket.socket(socket.AF_INET6 if ":" in self.host else socket.AF_INET) as sock:
+                if sock.connect_ex((self.host.strip("[]"), self.port)) == 0:
                     left.append(f"port {self.port}")
         return left
 
@@ -259,17 +266,10 @@ class Nodes:
         place = ["--dist-init-addr", self.address, "--cluster-secret-file", str(self.secret)]
         return self._start(*layout, *place, *flags, wait=False, **options)
 
-    def serving(self, head: Server) -> None:
-        """Wait until node 0 serves."""
-        until(lambda: head.process.poll() is not None or "\n" in head.output.read_text(), 60, head.text)
-        assert head.process.poll() is None, head.text()
-        head.port = int(head.output.read_text().split("http://127.0.0.1:")[1].split("/")[0])
-        head.processes()
-
     def both(self, *flags: str, **options: object) -> tuple[Server, Server]:
         """Node 0 and node 1, serving."""
         head, other = self.node(0, *flags, **options), self.node(1, *flags, **options)
-        self.serving(head)
+        head.wait()
         other.processes()
         return head, other
 

@@ -13,7 +13,7 @@ import httpx
 import psutil
 import pytest
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(300)
 ROOT = Path(__file__).parents[2]
 
 
@@ -53,7 +53,7 @@ def test_nodes_come_in_any_order_and_ready_waits_for_all(nodes, until):
     other = two.node(1)
     until(lambda: "asking node 0" in other.text(), 30, other.text)
     head = two.node(0)
-    two.serving(head)
+    head.wait()
     assert httpx.get(f"{head.url}/ready", timeout=5).status_code == 200
     assert rank_of(generate(head, 1)) == 1
     head.stop(signal.SIGINT)
@@ -95,6 +95,23 @@ def test_a_node_that_dies_takes_its_replica_alone(nodes, until, stream, victim):
     two.left(other)
     assert head.stop() == 0
     two.left(head)
+
+
+def test_a_rank_elsewhere_that_is_stopped_is_ended_by_the_watchdog(nodes, until, stream):
+    two = nodes()
+    head, other = two.both("--mock-step-ms", "20", "--watchdog-timeout", "3")
+    doomed = stream(head, data_parallel_rank=1)
+    survivor = stream(head, max_tokens=400, data_parallel_rank=0)
+    until(lambda: doomed.running() and survivor.running(), 20)
+    os.kill(other.processes()[RANK.format(1)].pid, signal.SIGSTOP)
+    assert doomed.join(15)
+    assert doomed.ended_with_one_error()
+    assert f"{RANK.format(1)} on node 1" in head.text()
+    assert "its process has not run for" in head.text()
+    assert survivor.join(30)
+    assert not survivor.errors
+    assert other.process.wait(15) == 1
+    two.left(other)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
@@ -175,7 +192,7 @@ def test_a_differing_flag_and_a_wrong_secret_are_refused_and_the_right_node_is_t
     assert stranger.process.wait(30) == 1
     assert "it has another secret (--cluster-secret-file)" in stranger.text()
     other = two.node(1)
-    two.serving(head)
+    head.wait()
     assert "its --max-model-len is 1024" in head.text()
     assert rank_of(generate(head, 1)) == 1
     # A second life of a node that takes part.
@@ -199,7 +216,7 @@ def test_the_secret_is_seen_nowhere(nodes):
         return two._start(*layout, "--dist-init-addr", two.address, *flags, wait=False, env=env)
 
     head, other = node(0), node(1)
-    two.serving(head)
+    head.wait()
     for title, each in {**head.processes(), **other.processes()}.items():
         assert secret not in title
         if title != "servekit::main":
@@ -223,7 +240,7 @@ def test_a_node_tells_probes_how_it_is(nodes, until):
     assert httpx.get(f"{url}/health", timeout=5).status_code == 200
     assert httpx.get(f"{url}/ready", timeout=5).status_code == 503
     head = two.node(0)
-    two.serving(head)
+    head.wait()
     until(lambda: httpx.get(f"{url}/ready", timeout=5).status_code == 200, 10)
     told = httpx.get(f"{url}/health", timeout=5).json()
     assert (told["node"], told["node_0"], told["taking_part"]) == (1, two.address, True)

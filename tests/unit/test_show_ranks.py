@@ -71,3 +71,11 @@ def test_neither_torch_nor_a_model_is_needed():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert len(json.loads(done.stdout)) == 8
+
+
+def test_headless_is_what_every_node_but_the_first_is(capsys):
+    layout = ["--nnodes", "2", "--dp", "2", "--dist-init-addr", "10.0.0.1:5000", "--headless"]
+    assert serve.parse([*layout, "--node-rank", "1"]).node_rank == 1
+    with pytest.raises(SystemExit):
+        serve.main(layout)
+    assert "--headless needs a --node-rank above 0" in capsys.readouterr().err

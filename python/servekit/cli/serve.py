@@ -79,6 +79,8 @@ def _spread_out(ctx: click.Context, values: dict[str, Any]) -> None:
     with_ray = values.pop("use_ray"), values.pop("distributed_executor_backend") == "ray"
     if any(with_ray):
         values["launcher"] = "ray"
+    if values.pop("headless") and not values["node_rank"]:
+        raise click.UsageError("--headless needs a --node-rank above 0: node 0 answers HTTP, and only node 0 does")
     if attn_dp is not None:
         given = ctx.get_parameter_source("data_parallel_size") is not click.core.ParameterSource.DEFAULT
         if given and values["data_parallel_size"] != attn_dp:
@@ -98,6 +100,7 @@ def make_command() -> click.Command:
         Option(["--enable-expert-parallel"], group=RANKS, is_flag=True, hidden=True),
         Option(["--use-ray"], group=RANKS, is_flag=True, hidden=True),
         Option(["--distributed-executor-backend"], group=RANKS, type=click.Choice(["mp", "ray"]), hidden=True),
+        Option(["--headless"], group=RANKS, is_flag=True, hidden=True),
         Option(
             [SHOW_RANKS],
             group=RANKS,

@@ -55,7 +55,7 @@ def test_the_own_address_is_that_of_the_route():
 
 
 def test_the_interface_of_an_address_is_found():
-    assert interface_of("127.0.0.1") == interface_of("::1") == "lo"
+    assert interface_of("127.0.0.1") == interface_of("127.0.1.1") == interface_of("::1") == "lo"
     with pytest.raises(ConfigError, match=r"--node-ip 192\.0\.2\.200 is no address of this machine"):
         interface_of("192.0.2.200")
 

@@ -148,8 +148,10 @@ def interface_of(ip: str) -> str:
         ConfigError: none has it.
     """
     wanted = ipaddress.ip_address(ip)
+    # All of 127.0.0.0/8 is this machine, though an interface has but one of it.
+    known = ipaddress.ip_address(LOOPBACK) if wanted.version == 4 and wanted.is_loopback else wanted
     for _, name in socket.if_nameindex():
-        if wanted in _addresses_of(name):
+        if known in _addresses_of(name):
             return name
     raise ConfigError(f"--node-ip {ip} is no address of this machine")
 

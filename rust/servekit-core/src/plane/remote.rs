@@ -77,3 +77,55 @@ impl RemoteRank {
         }
     }
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+mod tests {
+    use std::net::TcpListener;
+    use std::os::fd::IntoRawFd;
+    use std::time::{Duration, Instant};
+
+    use servekit_zmq::CurveKeys;
+
+    use super::*;
+
+    #[test]
+    fn what_is_said_before_a_rank_is_there_waits_for_it_and_comes_in_order() {
+        let context = Context::new();
+        let (keys, own) = (CurveKeys::generate().unwrap(), CurveKeys::generate().unwrap());
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let address = format!("tcp://{}", listener.local_addr().unwrap());
+        let mut rank = RemoteRank::bind(&context, listener.into_raw_fd(), &keys.secret).unwrap();
+        for number in 0..3u8 {
+            rank.push(&[&[9, number][..], b"body"], |head| head[0] = number);
+        }
+        rank.flush();
+        assert_eq!(rank.waiting(), 3);
+
+        let pull = context.socket(SocketKind::Pull).unwrap();
+        pull.set_curve_client(&keys.public, &own).unwrap();
+        pull.set_recv_timeout(Some(Duration::from_secs(10))).unwrap();
+        pull.connect(&address).unwrap();
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while rank.waiting() > 0 {
+            assert!(Instant::now() < deadline, "nobody came");
+            rank.flush();
+        }
+        for number in 0..3 {
+            let frames = pull.recv(false).unwrap();
+            assert_eq!((&*frames[0], &*frames[1]), (&[number, number][..], &b"body"[..]));
+        }
+        rank.push(&[b"late"], |_| {});
+        rank.clear();
+        rank.flush();
+        assert_eq!(rank.waiting(), 0);
+        assert_eq!(pull.recv(true).unwrap_err(), Error::Again);
+    }
+
+    #[test]
+    fn the_secret_is_not_shown() {
+        let remote = Remote { secret_key: "s3cr3t".to_owned(), egress: 3, ranks: vec![(1, 4)] };
+        assert!(!format!("{remote:?}").contains("s3cr3t"));
+    }
+}
