@@ -178,8 +178,8 @@ impl Blocks for Q4_0 {
 
     #[inline(always)]
     unsafe fn part<S: Isa>(block: *const u8, _part: usize) -> Lanes<S> {
-        let d = S::half(block);
-        packed_nibbles::<S>(S::table(S::splat(d), S::splat(-8.0 * d)), block.add(2))
+        let d = S::spread(block);
+        packed_nibbles::<S>(S::table(d, S::mul(d, S::splat(-8.0))), block.add(2))
     }
 }
 
@@ -200,7 +200,7 @@ impl Blocks for Q8_0 {
 
     #[inline(always)]
     unsafe fn part<S: Isa>(block: *const u8, _part: usize) -> Lanes<S> {
-        let d = S::splat(S::half(block));
+        let d = S::spread(block);
         lanes::<S>(|at| S::mul(S::bytes(block.add(2 + at)), d))
     }
 }

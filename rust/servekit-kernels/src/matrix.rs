@@ -21,8 +21,9 @@ use tiles::{Tiles, Unpack};
 
 /// Columns of a tile: as many as [`Isa::sums`] adds up at once.
 const COLUMNS: usize = 4;
-/// Matrix rows of a piece of work where each is used once; small enough to share a layer evenly.
-const ROWS_ONCE: usize = 32;
+/// Matrix rows of a piece of work where each is used once, least and most: what a thread reads in one go comes faster
+/// from memory than many small pieces, as long as a layer is shared evenly.
+const ROWS_ONCE: (usize, usize) = (32, 256);
 /// Matrix rows that are unpacked at once where each is used several times.
 const ROWS_UNPACKED: usize = 48;
 /// The same in numbers, which stay in the second cache beside a panel.
@@ -100,11 +101,13 @@ impl Matrix {
     pub unsafe fn apply(&self, pool: &Pool, level: Level, x: *const f32, y: *mut f32, count: usize, stride: usize) {
         let call = Call { matrix: *self, x, y, count, stride };
         if count == 1 {
-            pool.run(self.rows.div_ceil(ROWS_ONCE), &|index| {
+            let piece = self.rows.div_ceil(4 * pool.threads()).clamp(ROWS_ONCE.0, ROWS_ONCE.1);
+            let piece = piece.next_multiple_of(COLUMNS);
+            pool.run(self.rows.div_ceil(piece), &|index| {
                 // By reference, so that the closure captures the whole of `call`, which can be shared, and not its
                 // pointers.
                 let call = &call;
-                let rows = index * ROWS_ONCE..self.rows.min((index + 1) * ROWS_ONCE);
+                let rows = index * piece..self.rows.min((index + 1) * piece);
                 self.format.with(Once { call: *call, rows, level });
             });
             return;
@@ -240,10 +243,14 @@ unsafe fn dots<S: Isa, B: Blocks>(rows: [*const u8; COLUMNS], x: *const f32, blo
         }
         for part in 0..B::WEIGHTS / 32 {
             let x = x.add(block * B::WEIGHTS + part * 32);
-            for (acc, row) in acc.iter_mut().zip(rows) {
-                let weights = B::part::<S>(row.add(block * B::BYTES), part);
-                for (i, lanes) in weights.into_iter().enumerate().take(32 / S::LANES) {
-                    *acc = S::fma(lanes, S::load(x.add(i * S::LANES)), *acc);
+            // Two and two: sums that wait for each other stand further apart.
+            for two in (0..COLUMNS).step_by(2) {
+                let a = B::part::<S>(rows[two].add(block * B::BYTES), part);
+                let b = B::part::<S>(rows[two + 1].add(block * B::BYTES), part);
+                for i in 0..32 / S::LANES {
+                    let x = S::load(x.add(i * S::LANES));
+                    acc[two] = S::fma(a[i], x, acc[two]);
+                    acc[two + 1] = S::fma(b[i], x, acc[two + 1]);
                 }
             }
         }

@@ -60,6 +60,8 @@ pub(crate) trait Isa: Copy {
 
     /// A float16.
     unsafe fn half(from: *const u8) -> f32;
+    /// A float16 in all lanes.
+    unsafe fn spread(from: *const u8) -> Self::V;
     /// Two float16s, each in all lanes.
     unsafe fn pair(from: *const u8) -> (Self::V, Self::V);
     /// `LANES` float16s.

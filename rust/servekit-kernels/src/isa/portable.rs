@@ -128,6 +128,11 @@ impl Isa for Portable {
     }
 
     #[inline(always)]
+    unsafe fn spread(from: *const u8) -> V {
+        [half(word(from, 0)); 8]
+    }
+
+    #[inline(always)]
     unsafe fn pair(from: *const u8) -> (V, V) {
         ([half(word(from, 0)); 8], [half(word(from, 1)); 8])
     }

@@ -161,8 +161,14 @@ impl Isa for Avx2 {
 
     #[inline(always)]
     unsafe fn pair(from: *const u8) -> (__m256, __m256) {
-        let two = two_halves(from);
-        (_mm256_broadcastss_ps(two), _mm256_broadcastss_ps(_mm_movehdup_ps(two)))
+        // Loading spreads them for nothing, and then each stands in its own lanes' neighbours.
+        let both = _mm256_cvtph_ps(_mm_castps_si128(_mm_broadcast_ss(&from.cast::<f32>().read_unaligned())));
+        (_mm256_moveldup_ps(both), _mm256_movehdup_ps(both))
+    }
+
+    #[inline(always)]
+    unsafe fn spread(from: *const u8) -> __m256 {
+        _mm256_cvtph_ps(_mm_set1_epi16(from.cast::<i16>().read_unaligned()))
     }
 
     #[inline(always)]
@@ -327,6 +333,11 @@ impl Isa for Avx512 {
     unsafe fn pair(from: *const u8) -> (__m512, __m512) {
         let two = _mm512_castps128_ps512(two_halves(from));
         (_mm512_broadcastss_ps(_mm512_castps512_ps128(two)), _mm512_permutexvar_ps(_mm512_set1_epi32(1), two))
+    }
+
+    #[inline(always)]
+    unsafe fn spread(from: *const u8) -> __m512 {
+        _mm512_cvtph_ps(_mm256_set1_epi16(from.cast::<i16>().read_unaligned()))
     }
 
     #[inline(always)]
