@@ -13,6 +13,7 @@ import shutil
 import signal
 import socket
 import sys
+import time
 from collections.abc import Callable, Iterator
 from functools import cached_property
 from pathlib import Path
@@ -34,6 +35,8 @@ logger = logging.getLogger("servekit.runtime")
 
 CONTROL, HTTP, SCHEDULER, FOLLOWER = "control", "http", "scheduler", "follower"
 """Roles. A scheduler leads a data-parallel rank, followers are the other ranks of its group."""
+CLEAN_S = 5.0
+"""How long cleaning up behind main may take, when the rest of this process is over."""
 STACKS_SIGNAL = signal.SIGUSR1
 """Makes a child write the stacks of its threads to standard error."""
 
@@ -219,6 +222,9 @@ def main() -> NoReturn:
         logger.exception("%s ends because of an error that it did not expect", boot.title)
     logging.shutdown()
     sys.stdout.flush()
+    if boot.cleans and channel.closed:
+        # Main is gone, and the thread at the death pipe is removing what it owned; it ends this process then.
+        time.sleep(CLEAN_S)
     # Threads and destructors of libraries get no say in when this process ends.
     os._exit(status)
 

@@ -35,6 +35,8 @@ def test_it_tells_whether_the_node_lives_and_serves_and_nothing_else(endpoint, t
         answer = ask(endpoint, "/ready?x=1")
         assert answer.status_code == (200 if ready else 503)
         assert answer.json() == {"node": 1}
+        head = httpx.head(f"http://127.0.0.1:{endpoint.port}/ready", timeout=5)
+        assert (head.status_code, head.content) == (answer.status_code, b"")
     assert ask(endpoint, "/v1/models").status_code == 404
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import socket
@@ -180,6 +181,24 @@ def test_garbage_harms_nothing_before_and_after_the_start(world, kind):
     assert member.end is None
     for each in strangers:
         each.close()
+
+
+def test_no_number_of_strangers_holds_up_the_nodes(world):
+    two = world()
+    head, member = two.head(), two.member(1)
+    two.meet(head, member)
+    # More than libzmq's queue of events holds, each gone again before the next.
+    for i in range(2500):
+        with socket.create_connection(two.address, timeout=10) as stranger:
+            stranger.sendall(GARBAGE["zmtp null"])
+            stranger.settimeout(0.01)
+            with contextlib.suppress(OSError):
+                while stranger.recv(4096):
+                    pass
+        if i % 250 == 0:
+            two.turn()
+    member.pass_on(two.mains[member].children[0], {"event": "progress"})
+    two.until(lambda: two.events)
 
 
 def test_a_client_without_the_key_can_say_nothing_with_libzmq_either(world):

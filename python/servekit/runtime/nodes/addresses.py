@@ -141,8 +141,12 @@ def address_of(sock: socket.socket) -> Address:
     return Address(*sock.getsockname()[:2])
 
 
-def interface_of(ip: str) -> str:
+def interface_of(ip: str, flag: str = "--node-ip") -> str:
     """Name of the network interface that has an address.
+
+    Args:
+        ip: the address.
+        flag: that named it.
 
     Raises:
         ConfigError: none has it.
@@ -153,7 +157,7 @@ def interface_of(ip: str) -> str:
     for _, name in socket.if_nameindex():
         if known in _addresses_of(name):
             return name
-    raise ConfigError(f"--node-ip {ip} is no address of this machine")
+    raise ConfigError(f"{flag} {ip} is no address of this machine")
 
 
 def _addresses_of(interface: str) -> set[ipaddress.IPv4Address | ipaddress.IPv6Address]:

@@ -32,8 +32,8 @@ LINGER_MS = 1000
 """How long the last words may take to leave."""
 MAX_MESSAGE = 8 << 20
 """Bytes of the longest message."""
-MAX_TURN = 1000
-"""Messages that are taken before main does something else."""
+MAX_TURN = MAX_EVENTS = 1000
+"""Messages, and events of connections, that are taken before main does something else."""
 
 
 # From a node to node 0.
@@ -226,7 +226,9 @@ class _End:
         return self._strangers
 
     def _look(self) -> None:
-        while self._monitor.poll(0):
+        for _ in range(MAX_EVENTS):
+            if not self._monitor.poll(0):
+                return
             event = recv_monitor_message(self._monitor, zmq.NOBLOCK)["event"]
             self._connected = event == zmq.Event.HANDSHAKE_SUCCEEDED
             if event != zmq.Event.DISCONNECTED:
@@ -237,6 +239,9 @@ class _End:
         return int(self._socket.getsockopt(zmq.FD))
 
     def _receive(self) -> list[list[bytes]]:
+        # The queue of events is bounded, and libzmq's own thread waits where it is full: without this, a thousand
+        # connections of strangers would hold up everybody's.
+        self._look()
         found: list[list[bytes]] = []
         with contextlib.suppress(zmq.Again):
             while len(found) < MAX_TURN:

@@ -57,5 +57,5 @@ def find_place(args: ServerArgs, lines: Iterable[Line]) -> Place:
     if secret is None:
         logger.warning("nodes have no --cluster-secret-file: every user of this machine can speak for one")
     ports = None if args.dist_port_range is None else split_ports(args.dist_port_range)
-    interface = interface_of(ip)
+    interface = interface_of(ip, "--dist-init-addr" if args.node_rank == 0 and not args.node_ip else "--node-ip")
     return Place(head, host != head.ip, ip, interface, Listeners(lines, args.node_rank, ip, ports), secret or b"")
