@@ -32,14 +32,15 @@ def ends_with_one_line(server, until) -> str:
     return errors[0].removeprefix("servekit-serve: error: ")
 
 
-VICTIMS = [
-    pytest.param(name, which, marks=[] if (name, which) == QUICK else pytest.mark.slow)
-    for name in LAYOUTS
-    for which in (0, 1)
-]
+def victims(*names: str) -> list:
+    return [
+        pytest.param(name, which, marks=[] if (name, which) == QUICK else pytest.mark.slow)
+        for name in names
+        for which in (0, 1)
+    ]
 
 
-@pytest.mark.parametrize(("name", "which"), VICTIMS)
+@pytest.mark.parametrize(("name", "which"), victims(*LAYOUTS))
 @pytest.mark.parametrize("entry", ["gives_up", "is_killed"])
 def test_the_rank_that_fails_is_heard_first_and_ends_the_start(start, until, beside, models, name, which, entry):
     layout = LAYOUTS[name]
@@ -54,7 +55,7 @@ def test_the_rank_that_fails_is_heard_first_and_ends_the_start(start, until, bes
         assert line.startswith(f"{victim} (pid ") and line.endswith(") was killed by SIGKILL before it was ready")
 
 
-@pytest.mark.parametrize(("name", "which"), VICTIMS)
+@pytest.mark.parametrize(("name", "which"), victims("tp2", "pp2", "dp-attention2-in-tp4"))
 def test_a_rank_that_does_not_load_in_time_ends_the_start_with_where_it_stood(start, until, models, name, which):
     layout = LAYOUTS[name]
     victim = layout.victims[which]

@@ -121,11 +121,12 @@ def test_a_machine_that_stands_still_and_an_idle_rank_that_is_stopped_are_none(s
 @pytest.mark.parametrize("engine", ["mock", pytest.param("torch", marks=pytest.mark.slow)])
 def test_whoever_stands_still_for_three_seconds_harms_nobody(start, stream, until, model, engine):
     flags = ["--tp", "2", "--dp", "2", "--tokenizer-workers", "2", "--mock-step-ms", "5"]
+    tokens = 900
     if engine == "torch":
-        flags[-2:] = [str(model)]
+        flags[-2:], tokens = [str(model)], 300
     server = start(*flags, engine=engine)
     for title, process in server.processes().items():
-        streams = [stream(server, max_tokens=900, prompt=f"t{i}", ignore_eos=True) for i in range(4)]
+        streams = [stream(server, max_tokens=tokens, prompt=f"t{i}", ignore_eos=True) for i in range(4)]
         until(lambda waited=streams: all(each.events for each in waited), 30, server.text)
         process.suspend()
         time.sleep(3.0)

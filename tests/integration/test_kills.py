@@ -140,7 +140,7 @@ def test_the_model_with_a_stopped_control_process(start, load, until, beside, na
 def test_the_model_with_a_stopped_worker_and_a_stopped_main(start, load, until, beside, name):
     flags, _ = LAYOUTS_OF_THE_MODEL[name]
     server = start(*flags, "--tokenizer-workers", "2", engine="torch")
-    streams = load(server, 1, 60, "Count from {}:")
+    streams = load(server, 1, 24, "Count from {}:")
     served = [worker["open_streams"] for worker in server.state()["state_page"]["workers"]]
     assert sum(served) == STREAMS
     processes = server.processes()
