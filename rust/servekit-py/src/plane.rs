@@ -11,6 +11,9 @@ use servekit_core::plane::{Plane, PlaneConfig, RESUME_MEMORY, Remote};
 use crate::errors::{Error, seconds};
 use crate::process::build_name;
 
+/// Secret key, where messages of ranks on other machines arrive, and where each of these ranks fetches its own.
+type Elsewhere = (String, RawFd, Vec<(usize, RawFd)>);
+
 /// The threads of the control process: router, detokenizer shards and fan-out. They never take the GIL.
 #[pyclass(frozen, module = "servekit._core")]
 pub(crate) struct ControlPlane(Plane);
@@ -52,7 +55,7 @@ impl ControlPlane {
         max_queued_tokens: Option<u64>,
         max_requests_per_worker: Option<usize>,
         resume_memory: usize,
-        remote: Option<(String, RawFd, Vec<(usize, RawFd)>)>,
+        remote: Option<Elsewhere>,
     ) -> PyResult<Self> {
         let config = PlaneConfig {
             run_dir,
