@@ -8,7 +8,7 @@ import torch
 from gguf.constants import GGMLQuantizationType
 from gguf.quants import dequantize as by_package
 from servekit import _core
-from servekit.engine import native
+from servekit.engine import linear, native
 from servekit.engine.attention import TorchAttention
 from servekit.engine.attention_backends import make_attention
 from servekit.engine.kv_cache import KvPool
@@ -78,6 +78,12 @@ def test_native_layers_win_where_the_file_is_quantized_or_another_kind_stands_in
     name, make = choose_linear([(96, 64), (64, 96)], float32_only=True, stored="Q8_0")
     assert (name == "native") == isinstance(make, NativeLayers)
     assert make(torch.eye(64))(torch.ones(1, 64)).shape == (1, 64)
+
+
+@pytest.mark.skipif(native.pool().level != "avx2", reason="known of AVX2 alone")
+def test_a_neighbours_load_does_not_decide_how_a_quantized_model_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linear, "_race", lambda *args: pytest.fail("timed"))
+    assert choose_linear([(96, 64)], float32_only=False, stored="Q4_1")[0] == "native"
 
 
 def test_norm_sum_rotation_and_gate() -> None:

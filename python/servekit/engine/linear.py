@@ -141,14 +141,17 @@ def choose_linear(
     """The kind that is fastest here for weights of these shapes (out, in), over small and large batches alike.
 
     In float32, the extension's kernels are taken without a race where there are vector instructions for them: their
-    rows do not depend on their batch mates, so that a request's tokens don't either.
+    rows do not depend on their batch mates, so that a request's tokens don't either. So they are for quantized files on
+    processors with AVX2 alone, where they have won with every number of rows: beside a busy neighbour a race could end
+    otherwise, and a model's layers would be many calls instead of one.
 
     Args:
         shapes: of one layer's matrices.
         float32_only: don't round the weights.
         stored: how the file stores most of its weights, by GGUF's name; None if that is not known.
     """
-    if float32_only and native.vectors():
+    quantized = stored is not None and stored.startswith("Q") and Stored.known(stored, 256)
+    if native.vectors() and (float32_only or (quantized and native.pool().level == "avx2")):
         return _NATIVE, NativeLayers(_plain_native)
     kinds = linear_kinds(float32_only)
     has_native = stored is not None and Stored.known(stored, 256)
