@@ -247,3 +247,23 @@ def test_a_node_tells_probes_how_it_is(nodes, until):
     assert [(rank["title"], rank["state"]) for rank in told["ranks"]] == [(RANK.format(1), "ready")]
     head.stop()
     two.left(head, other)
+
+
+@pytest.mark.slow
+def test_a_node_that_alone_is_told_to_stop_works_on_for_its_drain_timeout_and_then_says_why_it_ends(
+    nodes, until, stream
+):
+    two = nodes()
+    head, other = two.both("--mock-step-ms", "20", "--drain-timeout", "1")
+    short = stream(head, max_tokens=200, data_parallel_rank=1)
+    endless = stream(head, data_parallel_rank=1)
+    until(lambda: short.running() and endless.running(), 20)
+    other.process.send_signal(signal.SIGTERM)
+    assert short.join(20)
+    assert not short.errors
+    assert endless.join(20)
+    assert endless.ended_with_one_error()
+    assert other.process.wait(15) == 0
+    assert "which ended: its drain timeout has passed; its replica ends, 1 of 2 go on" in head.text()
+    assert rank_of(generate(head)) == 0
+    two.left(other)

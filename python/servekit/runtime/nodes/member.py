@@ -261,6 +261,7 @@ class Member:
                 deadline = time.monotonic() + LAST_WORDS_S
             if deadline is not None and time.monotonic() > deadline:
                 why = "its drain timeout has passed" if self._leaving else "none of its ranks is left"
+                self._link.send(Leaves(why))
                 self.end = (OK if self._leaving else DIED, f"this node ends: {why}")
         status, reason = self.end
         failed = next((child.failure for child in server.children if child.failure), None)
