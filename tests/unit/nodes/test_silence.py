@@ -73,6 +73,8 @@ def test_a_node_of_an_earlier_run_is_not_taken_for_one_of_this(world, short):
     two.remove(head)
     second = two.head()
     two.until(lambda: member.end, 3.0)
+    # It heard nothing of what the second one says: that is not its node 0.
+    assert "goes on without" not in member.end[1]
     assert not second.is_complete
     assert two.events == []
 
