@@ -55,6 +55,7 @@ def test_the_rank_that_fails_is_heard_first_and_ends_the_start(start, until, bes
         assert line.startswith(f"{victim} (pid ") and line.endswith(") was killed by SIGKILL before it was ready")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "which"), victims("tp2", "pp2", "dp-attention2-in-tp4"))
 def test_a_rank_that_does_not_load_in_time_ends_the_start_with_where_it_stood(start, until, models, name, which):
     layout = LAYOUTS[name]

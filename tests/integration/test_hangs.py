@@ -85,6 +85,7 @@ def test_a_rank_that_hangs_for_good_is_ended_and_its_group_with_it(
     assert server.traces() == []
 
 
+@pytest.mark.slow
 def test_a_step_that_takes_long_and_a_pause_are_no_hangs(start, stream, until, model):
     flags = ("--tp", "2", "--watchdog-timeout", "2", "--soft-watchdog-timeout", "2")
     server = start(str(model), *flags, engine="torch", entry="is_slow", env={"VICTIM": ""})
@@ -100,6 +101,7 @@ def test_a_step_that_takes_long_and_a_pause_are_no_hangs(start, stream, until, m
     assert said(server) == []
 
 
+@pytest.mark.slow
 def test_a_machine_that_stands_still_and_an_idle_rank_that_is_stopped_are_none(start, stream, until):
     server = start("--tp", "2", "--watchdog-timeout", "2", "--soft-watchdog-timeout", "2", "--mock-step-ms", "5")
     running = stream(server, max_tokens=1500)
@@ -118,7 +120,8 @@ def test_a_machine_that_stands_still_and_an_idle_rank_that_is_stopped_are_none(s
     assert said(server) == []
 
 
-@pytest.mark.parametrize("engine", ["mock", pytest.param("torch", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["mock", "torch"])
 def test_whoever_stands_still_for_three_seconds_harms_nobody(start, stream, until, model, engine):
     flags = ["--tp", "2", "--dp", "2", "--tokenizer-workers", "2", "--mock-step-ms", "5"]
     tokens = 900
