@@ -18,7 +18,7 @@ import torch.nn.functional as F
 
 from servekit.engine.device import upload
 from servekit.engine.kv_cache import KvPool
-from servekit.engine.plan import Ints, Plan
+from servekit.engine.plan import Plan
 from servekit.models.split import ALL, Part, Span
 
 _GROUP_WASTE = 256
@@ -53,14 +53,6 @@ class AttentionBackend(Attention, Protocol):
 
     def begin(self, plan: Plan) -> torch.Tensor:
         """Prepare for a step and return the new tokens' positions, [tokens] int64 on the device."""
-
-
-def new_tokens(plan: Plan, page: int) -> tuple[Ints, Ints]:
-    """Positions of a step's new tokens in their sequences, and the places in the pool that they are stored at."""
-    firsts = np.cumsum(plan.counts) - plan.counts
-    row_of = np.repeat(np.arange(len(plan.counts)), plan.counts)
-    positions = plan.starts[row_of] + np.arange(len(row_of)) - firsts[row_of]
-    return positions, plan.tables[row_of, positions // page] * page + positions % page
 
 
 @dataclass(slots=True)
@@ -131,9 +123,18 @@ class PoolAttention:
         Returns:
             Positions of all new tokens, the step as far as attention is computed here, and where its rows begin.
         """
-        positions, places = new_tokens(plan, self._pool.page)
+        page, firsts = self._pool.page, np.cumsum(plan.counts) - plan.counts
+        row_of = np.repeat(np.arange(len(plan.counts)), plan.counts)
+        positions = plan.starts[row_of] + np.arange(len(row_of)) - firsts[row_of]
+        places = plan.tables[row_of, positions // page] * page + positions % page
         self._places = upload(places, self._device)
-        return positions, *self._asked(plan, np.cumsum(plan.counts) - plan.counts)
+        return positions, *self._asked(plan, firsts)
+
+    def _store(self, layer: int, kv: torch.Tensor) -> torch.Tensor:
+        """Write the new tokens' keys and values to a layer's pages; the pages."""
+        pool = self._pool.layers[layer]
+        pool.flatten(0, 1).index_copy_(0, self._places, kv)
+        return pool
 
     def _asked(self, plan: Plan, firsts: np.ndarray) -> tuple[Plan, np.ndarray]:
         """The step as far as attention is computed here, and where its rows begin among the new tokens.
@@ -199,7 +200,7 @@ class TorchAttention(PoolAttention):
         return upload(positions, self._device)
 
     def attend(self, layer: int, q: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
-        self._pool.layers[layer].flatten(0, 1).index_copy_(0, self._places, kv)
+        self._store(layer, kv)
         out = self._out(q)
         rows = self._rows[self._windows[layer]]
         self._attend_singles(layer, rows, q, out)

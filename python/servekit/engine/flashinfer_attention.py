@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from servekit.engine.attention import new_tokens
+from servekit.engine.attention import PoolAttention
 from servekit.engine.device import DeviceError, upload
 from servekit.engine.kv_cache import KvPool
 from servekit.engine.plan import Ints, Plan
@@ -23,7 +23,7 @@ _WORKSPACE_BYTES = 128 << 20
 """What FlashInfer's documentation recommends."""
 
 
-class FlashInferAttention:
+class FlashInferAttention(PoolAttention):
     """`AttentionBackend` with FlashInfer's kernels.
 
     Args:
@@ -36,8 +36,6 @@ class FlashInferAttention:
         DeviceError: FlashInfer is not installed.
     """
 
-    mine: slice | None = None
-
     def __init__(
         self, pool: KvPool, heads: int, head_size: int, device: torch.device, windows: Sequence[int | None] = ()
     ) -> None:
@@ -47,27 +45,23 @@ class FlashInferAttention:
             raise DeviceError(
                 "FlashInfer is not installed: pip install 'servekit[flashinfer]', or take --attention-backend torch"
             ) from error
-        self._pool, self._heads, self._size, self._device = pool, heads, head_size, device
-        self._windows = list(windows) or [None] * len(pool.layers)
+        super().__init__(pool, heads, head_size, pool.layers[0].dtype, device, windows)
         workspace = torch.empty(_WORKSPACE_BYTES, dtype=torch.uint8, device=device)
         # The layers of one window share a plan, and all share the workspace: they run one after the other.
         self._kernels: dict[int | None, Any] = {
             window: flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace, "NHD") for window in set(self._windows)
         }
-        self._places = torch.empty(0)
 
     def begin(self, plan: Plan) -> torch.Tensor:
         """See `AttentionBackend`. The plan's numbers stay on the host, where FlashInfer wants to read them."""
         page = self._pool.page
-        positions, places = new_tokens(plan, page)
-        self._places = upload(places, self._device)
+        positions, _, _ = self._place(plan)
         lengths = plan.starts + plan.counts
         used = -(-lengths // page)
         pages = plan.tables[np.arange(plan.tables.shape[1]) < used[:, None]]
         row_tokens, row_pages = _offsets(plan.counts), _offsets(used)
         last = torch.from_numpy((lengths - (used - 1) * page).astype(np.int32))
         indices = upload(pages.astype(np.int32), self._device)
-        kv = self._pool.layers[0]
         for window, kernel in self._kernels.items():
             kernel.plan(
                 row_tokens,
@@ -75,21 +69,20 @@ class FlashInferAttention:
                 indices,
                 last,
                 self._heads,
-                kv.shape[3],
+                self._kv_heads,
                 self._size,
                 page,
                 causal=True,
                 # Counted without the token itself.
                 window_left=-1 if window is None else window - 1,
-                q_data_type=kv.dtype,
-                kv_data_type=kv.dtype,
+                q_data_type=self._dtype,
+                kv_data_type=self._dtype,
             )
         return upload(positions, self._device)
 
     def attend(self, layer: int, q: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
         """See `Attention`."""
-        pool = self._pool.layers[layer]
-        pool.flatten(0, 1).index_copy_(0, self._places, kv)
+        pool = self._store(layer, kv)
         kernel = self._kernels[self._windows[layer]]
         queries = q.reshape(len(q), self._heads, self._size)
         found: torch.Tensor = kernel.run(queries, (pool[:, :, 0], pool[:, :, 1]))
