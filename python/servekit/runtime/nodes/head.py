@@ -37,10 +37,11 @@ from servekit.runtime.nodes.meeting import DATA, MEETING, Place
 from servekit.runtime.nodes.remote import RemoteRank
 from servekit.runtime.nodes.secret import make_keys
 from servekit.runtime.nodes.shape import Shape, difference, shape_of
+from servekit.runtime.nodes.side import Side, wait_a_beat
 from servekit.runtime.ranks import Rank, Sizes, number_of, title_of
 from servekit.runtime.shutdown import DIED, OK
 from servekit.runtime.startup import StartError
-from servekit.runtime.watch import Ended, Event, Message, Signal, Stopped
+from servekit.runtime.watch import Ended, Event, Message, Stopped
 
 if TYPE_CHECKING:
     from servekit.runtime.supervisor import Server
@@ -73,8 +74,8 @@ class Node:
         self.silence, self.numbers, self.leaving, self.cut = Silence(), Numbers(), False, 0
 
 
-class Head:
-    """The nodes as node 0 sees them. Belongs to main's thread, which calls `work` wherever it waits.
+class Head(Side):
+    """The nodes as node 0 sees them.
 
     Attributes:
         ranks: those of the other nodes.
@@ -83,6 +84,8 @@ class Head:
         keys: of the sockets between the nodes.
         status: with which the other nodes end when this one does.
     """
+
+    _link: HeadLink
 
     def __init__(self, args: ServerArgs, sizes: Sizes, ranks: list[Rank], place: Place) -> None:
         """Listen for the others.
@@ -101,7 +104,7 @@ class Head:
         self.status = 0
         self._shape: Shape | None = None
         self._server: Server | None = None
-        self._going, self._next_beat, self._warned = False, 0.0, False
+        self._going, self._warned = False, False
 
     def _ranks_of(self, node: int, sizes: Sizes, ranks: list[Rank]) -> list[RemoteRank]:
         def send(message: FromHead) -> None:
@@ -116,15 +119,6 @@ class Head:
                 found.append(RemoteRank(role, number_of(ranks, place), title_of(rank, sizes), place, node, send))
         return found
 
-    def fileno(self) -> int:
-        """Descriptor that is readable when there is something to do."""
-        return self._link.fileno()
-
-    @property
-    def due_s(self) -> float:
-        """Seconds until `work` should be called at the latest."""
-        return max(self._next_beat - time.monotonic(), 0.0)
-
     def meet(self, server: Server, model: ModelInfo) -> None:
         """Wait for all other nodes, then have them begin.
 
@@ -138,12 +132,7 @@ class Head:
         while not self.is_complete:
             if time.monotonic() >= deadline:
                 raise StartError(self.who_is_missing())
-            for event in server.watch.wait(BEAT_S):
-                if isinstance(event, Signal):
-                    raise Stopped(event.number)
-                if isinstance(event, Ended):
-                    child = event.child
-                    raise StartError(child.failure or f"{child.title} {child.how_it_ended()} before it was ready")
+            wait_a_beat(server)
         self.begin()
 
     def expect(self, server: Server, shape: Shape) -> None:

@@ -203,7 +203,9 @@ class Numbers:
         return number == expected
 
 
-class _End:
+class LinkEnd:
+    """One end of the line: its socket, and who was left in the handshake."""
+
     def __init__(self, kind: int) -> None:
         self._context = zmq.Context()
         self._socket: zmq.Socket[bytes] = self._context.socket(kind)
@@ -258,7 +260,7 @@ class _End:
         self._context.destroy(LINGER_MS)
 
 
-class HeadLink(_End):
+class HeadLink(LinkEnd):
     """Node 0's end, of the lines to all nodes. A line is known by the life of its node.
 
     Args:
@@ -310,7 +312,7 @@ class HeadLink(_End):
         return found
 
 
-class NodeLink(_End):
+class NodeLink(LinkEnd):
     """Another node's end.
 
     Args:

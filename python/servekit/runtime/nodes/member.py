@@ -38,6 +38,7 @@ from servekit.runtime.nodes.link import (
 from servekit.runtime.nodes.meeting import DATA, MEETING, Place
 from servekit.runtime.nodes.secret import make_keys
 from servekit.runtime.nodes.shape import Shape, shape_of
+from servekit.runtime.nodes.side import Side, wait_a_beat
 from servekit.runtime.notify import tell_ready
 from servekit.runtime.phase import Phase
 from servekit.runtime.shutdown import DIED, OK, STOP_S, end_children
@@ -65,8 +66,8 @@ def _state_of(child: Process) -> str:
     return "starting" if child.ready_after is None else "ready"
 
 
-class Member:
-    """Node 0 as another node sees it. Belongs to main's thread, which calls `work` wherever it waits.
+class Member(Side):
+    """Node 0 as another node sees it.
 
     Attributes:
         ranks: empty: of other nodes' ranks it knows nothing.
@@ -76,6 +77,8 @@ class Member:
         taking_part: node 0 has said that all are there.
         end: how and why this node has to end, None while it has not.
     """
+
+    _link: NodeLink
 
     def __init__(self, args: ServerArgs, place: Place) -> None:
         self._args, self._place, self.interface = args, place, place.interface
@@ -88,7 +91,7 @@ class Member:
         self._run: bytes | None = None
         self._silence, self._numbers = Silence(), Numbers()
         self.taking_part = False
-        self._leaving, self._next_beat, self._cut = False, 0.0, 0
+        self._leaving, self._cut = False, 0
         self._answered = self._looked = time.monotonic()
         self._ask: Ask | None = None
         self._server: Server | None = None
@@ -97,15 +100,6 @@ class Member:
             self._health = HealthEndpoint(args.host, args.health_port, self.state)
             logger.info("health is told at %s port %d", args.host, self._health.port)
         self._link = NodeLink(place.head, make_keys(place.secret, MEETING), self._life)
-
-    def fileno(self) -> int:
-        """Descriptor that is readable when there is something to do."""
-        return self._link.fileno()
-
-    @property
-    def due_s(self) -> float:
-        """Seconds until `work` should be called at the latest."""
-        return max(self._next_beat - time.monotonic(), 0.0)
 
     def meet(self, server: Server, model: ModelInfo) -> None:
         """Ask node 0 to take part, until it says that all are there.
@@ -122,12 +116,7 @@ class Member:
         """The second half of `meet`."""
         args, head = self._args, self._place.head
         while not self.taking_part:
-            for event in server.watch.wait(BEAT_S):
-                if isinstance(event, Signal):
-                    raise Stopped(event.number)
-                if isinstance(event, Ended):
-                    child = event.child
-                    raise StartError(child.failure or f"{child.title} {child.how_it_ended()} before it was ready")
+            wait_a_beat(server)
             if self.end is not None:
                 raise StartError(self.end[1])
             if time.monotonic() - self._answered > args.dist_timeout:
