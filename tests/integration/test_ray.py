@@ -138,12 +138,7 @@ def test_a_cluster_that_is_too_small_says_what_it_has(start: Callable[..., Serve
     assert "no room for 2 nodes of 3 CPUs each, one of them on this machine: its machines have 2, 2" in server.text()
 
 
-def test_a_node_that_can_not_start_ends_the_start(
-    start: Callable[..., Server], nodes: list[str], tmp_path: Path
-) -> None:
-    # Only this machine's ranks find what the flag names: Ray starts the other node where there is no such folder.
-    script = tmp_path / "script.json"
-    script.write_text("{}")
+def test_ports_that_are_taken_end_the_start(start: Callable[..., Server], nodes: list[str]) -> None:
     server = start(*nodes, "--dp", "2", "--dist-port-range", "1-1", wait=False)
     assert server.process.wait(60) == 1
     assert "none of these ports is free" in server.text()
